@@ -223,7 +223,7 @@ def start_server(stack: ExitStack, folder: Path) -> str:
 
 def watch_page(url: str, folder: Path, closing_time: threading.Event) -> Watched:
     """Open the view with the most changes until it is time to close it."""
-    token, heaps = (folder / TOKEN).read_text().strip(), list[int]()
+    token, heaps = (folder / TOKEN).read_text().split()[0], list[int]()
     with open_chromium(*FLAGS) as browser:
         page = browser.new_page()
         sign_in(page, f"{url}/#/{RUN}/round", token)

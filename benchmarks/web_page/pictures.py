@@ -19,6 +19,7 @@ from coordinator.simulate.demo_fleet import DEVICES, Running, process, python_co
 from coordinator.views.run_status import describe_status
 from coordinator.web.page_server import PageServer, Site
 from coordinator.web.serve import find_page
+from coordinator.web.sign_in import TokenHolder
 from federated.errors import FleetError, StoreError
 from federated.runtime.connection_limits import listen
 
@@ -70,7 +71,7 @@ def take_pictures(into: Path, folder: Path, shots: Sequence[Shot]) -> None:
     """
     page_files = find_page()
     with run_agents(folder) as (runs, coordinator), open_chromium() as browser:
-        site = Site(runs, page_files, TOKEN)
+        site = Site(runs, page_files, [TokenHolder(TOKEN)])
         with closing(PageServer(site, listen("127.0.0.1", 0))) as server:
             wait_for_rounds(runs, coordinator)
             for shot in shots:

@@ -47,8 +47,9 @@ from coordinator.access.certificate_files import (
     to_pem,
     write_pair,
 )
-from coordinator.access.certificate_registry import Certificate, Registry
+from coordinator.access.certificate_registry import REGISTRY, Certificate, Registry
 from coordinator.access.enrolment_list import Device
+from coordinator.audit_log import Actor
 from coordinator.broker.mosquitto_config import COORDINATOR, TlsFiles
 from federated.errors import ConfigError, Refused, StoreError, explain_os_errors
 from federated.runtime import atomic_files
@@ -88,7 +89,7 @@ class Authority:
         self.ca, self.server, self.coordinator, self.crl = (
             folder / f"{name}.pem" for name in ("ca", "server", "coordinator", "crl")
         )
-        self.registry = Registry(folder / "registry.sqlite")
+        self.registry = Registry(folder / REGISTRY)
         with self.registry.transaction():  # two commands may create the authority at the same time
             if not (folder / "root.pem").exists():
                 write_pair(folder / "root.pem", make_root())
@@ -178,10 +179,16 @@ class Authority:
         ]
 
     def add_tokens(
-        self, devices: Sequence[Device], tokens: Sequence[Token], now: float | None = None
+        self,
+        devices: Sequence[Device],
+        tokens: Sequence[Token],
+        now: float | None = None,
+        by: Actor | None = None,
     ) -> None:
         """Let devices enrol with their tokens from now on, all of them or none. Raises ConfigError
         for a device that has a certificate.
+
+        by: who asks; None: the user of this process.
         """
         now = time.time() if now is None else now
         with self.registry.transaction():
@@ -199,6 +206,7 @@ class Authority:
                 self.registry.add_token(token.secret, one.name, now + one.valid)
                 if one.groups:
                     self.registry.set_groups(one.name, one.groups)
+            self.registry.record(by, "enroll", [one.name for one in devices])
 
     def enrol(
         self, secret: bytes, request: str, now: float | None = None, life: timedelta = LIFE
@@ -252,11 +260,17 @@ class Authority:
         """
         return self.revoke_all([name], now)[name]
 
-    def revoke_all(self, names: Iterable[str], now: float | None = None) -> dict[str, int]:
-        """Revoke agents as `revoke` does, with one new list. Return the counts by agent."""
+    def revoke_all(
+        self, names: Sequence[str], now: float | None = None, by: Actor | None = None
+    ) -> dict[str, int]:
+        """Revoke agents as `revoke` does, with one new list. Return the counts by agent.
+
+        by: who asks; None: the user of this process.
+        """
         at = time.time() if now is None else now
         with self.registry.transaction():
             counts = {name: self.registry.revoke(name, at) for name in names}
+            self.registry.record(by, "revoke", names)
             self._write_list(datetime.now(UTC))
         return counts
 

@@ -13,16 +13,19 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator import audit_log
+from coordinator.audit_log import Actor
 from federated.errors import Refused, StoreError, explain_os_errors
 
-__all__ = ["Certificate", "Registry"]
+__all__ = ["REGISTRY", "Certificate", "Registry"]
 
+REGISTRY = "registry.sqlite"  # in the authority's folder
 BUSY = 10.0  # seconds to wait for another process
 SCHEMA = """
 create table if not exists tokens (hash text primary key, name text not null, until real not null,
@@ -210,6 +213,17 @@ class Registry:
     def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with explain_os_errors(StoreError, str(self.path), sqlite3.Error):
             return self._base.execute(query, values).fetchall()
+
+    def list_names(self) -> frozenset[str]:
+        """Return the devices that have or had a certificate, or have an unused token."""
+        query = "select name from certificates union select name from tokens where serial = ''"
+        return frozenset(row[0] for row in self._read(query))
+
+    # ---- audit log -------------------------------------------------------------------------------
+
+    def record(self, by: Actor | None, what: str, names: Sequence[str]) -> None:
+        """Add a row to the audit log for each device of a command; within `transaction`."""
+        audit_log.add(self._base, by, what, names)
 
     # ---- groups of devices -----------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 """Open the certificate authority of a run's configuration (the folder `broker.pki`, or the default
-one), let devices enrol, and revoke certificates.
+one), let devices enrol, change their groups, and revoke certificates.
 
 This module imports the package `cryptography` only when it opens an authority, so that commands
 which do not need it start fast.
@@ -14,19 +14,22 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.access.enrolment_list import Device, write_tokens
+from coordinator.access.enrolment_list import Device, parse_groups, write_tokens
+from coordinator.audit_log import Actor
 from coordinator.broker.local_addresses import find_own_address
 from coordinator.settings.service_tables import Broker
-from federated.errors import StoreError, require_extra
+from federated.errors import StoreError, Unknown, require_extra
 from federated.wire.enrolment_token import PORT, Token
 
 if TYPE_CHECKING:
     from coordinator.access.certificate_authority import Authority
 
 __all__ = [
+    "change_group",
     "enrol_devices",
     "find_default_folder",
     "find_enrolment_address",
+    "find_members",
     "open_authority",
     "revoke_agents",
 ]
@@ -67,18 +70,23 @@ def find_enrolment_address(
 
 
 def enrol_devices(
-    authority: Authority, devices: Sequence[Device], address: tuple[str, int], out: Path | None
+    authority: Authority,
+    devices: Sequence[Device],
+    address: tuple[str, int],
+    out: Path | None = None,
+    by: Actor | None = None,
 ) -> list[Token]:
     """Let devices enrol at an address (host and port) with the returned tokens: all, or none.
     Raises UsageError, ConfigError, StoreError.
 
-    out: new file to write the tokens to, which is deleted if no device may enrol.
+    out: new file to write the tokens to, which is deleted if no device may enrol. by: who asks;
+    None: the user of this process.
     """
     now, tokens = time.time(), authority.make_tokens(devices, *address)
     if out is not None:
         write_tokens(out, devices, tokens, now)
     try:
-        authority.add_tokens(devices, tokens, now)
+        authority.add_tokens(devices, tokens, now, by)
     except BaseException:
         if out is not None:
             out.unlink()
@@ -86,12 +94,49 @@ def enrol_devices(
     return tokens
 
 
-def revoke_agents(wanted: Broker, names: Iterable[str]) -> tuple[dict[str, int], list[str]]:
-    """Revoke the certificates of agents. Return agent -> number of its certificates that were
-    valid, and the names that were never enrolled. Raises as `open_authority`.
+def find_members(wanted: Broker, group: str) -> tuple[str, ...]:
+    """Return the devices in a group. Raises as `open_authority`, and Unknown."""
+    with closing(open_authority(wanted, create=False)) as authority:
+        groups = authority.registry.list_groups()
+    if found := tuple(name for name, of in groups.items() if group in of):
+        return found
+    raise Unknown("group", group, {one for of in groups.values() for one in of})
+
+
+def change_group(
+    wanted: Broker, group: str, names: Sequence[str], *, remove: bool, by: Actor | None = None
+) -> None:
+    """Put devices into a group, or remove them from it. Raises as `open_authority`, and Unknown for
+    a device that was never enrolled.
+
+    by: who asks; None: the user of this process.
+    """
+    parse_groups([group])
+    with closing(open_authority(wanted, create=False)) as authority:
+        registry = authority.registry
+        enrolled = registry.list_names()
+        for name in names:
+            if name not in enrolled:
+                raise Unknown("agent", name, enrolled)
+        with registry.transaction():
+            groups = registry.list_groups()
+            for name in names:
+                kept = set(groups.get(name, ())) - {group}
+                registry.set_groups(name, kept if remove else kept | {group})
+            what = f"remove from {group}" if remove else f"add to {group}"
+            registry.record(by, what, names)
+
+
+def revoke_agents(
+    wanted: Broker, names: Iterable[str], by: Actor | None = None
+) -> tuple[dict[str, int], list[str]]:
+    """Revoke the certificates and unused tokens of agents. Return agent -> number of its
+    certificates that were valid, and the names that have neither. Raises as `open_authority`.
+
+    by: who asks; None: the user of this process.
     """
     with closing(open_authority(wanted, create=False)) as authority:
-        enrolled = {certificate.name for certificate in authority.registry.list_certificates()}
+        enrolled = authority.registry.list_names()
         known = [name for name in dict.fromkeys(names) if name in enrolled]
-        counts = authority.revoke_all(known) if known else {}
+        counts = authority.revoke_all(known, by=by) if known else {}
     return counts, sorted(set(names) - enrolled)

@@ -33,9 +33,12 @@ __all__ = ["authority"]
     metavar="DIR",
     help="write the files for an existing broker to this folder",
 )
+@click.option("--group", metavar="GROUP", help="list only the agents in this group")
 @PKI
 @FORMAT
-def authority(hosts: tuple[str, ...], target: Path | None, pki: str, form: str) -> None:
+def authority(
+    hosts: tuple[str, ...], target: Path | None, group: str | None, pki: str, form: str
+) -> None:
     """Show the fleet's certificate authority and the enrolled agents.
 
     The authority is created if there is none.
@@ -49,7 +52,7 @@ def authority(hosts: tuple[str, ...], target: Path | None, pki: str, form: str) 
                 from coordinator.access.broker_files import write_broker_files
 
                 write_broker_files(found, target)
-            facts = describe(found)
+            facts = describe(found, group)
         print_result(facts, form, render)
         if target is not None and form == "text":
             click.echo(
@@ -58,11 +61,15 @@ def authority(hosts: tuple[str, ...], target: Path | None, pki: str, form: str) 
             )
 
 
-def describe(authority: Authority) -> dict[str, Any]:
-    """Return the authority as plain values, with each agent's certificate that expires last."""
+def describe(authority: Authority, group: str | None) -> dict[str, Any]:
+    """Return the authority as plain values, with each agent's certificate that expires last.
+
+    group: list only its members; None: all agents.
+    """
     from coordinator.access.certificate_files import read_server_names
 
     last = {certificate.name: certificate for certificate in authority.registry.list_certificates()}
+    groups = authority.registry.list_groups()
     return {
         "folder": str(authority.folder),
         "fingerprint": authority.fingerprint.hex(),
@@ -73,8 +80,10 @@ def describe(authority: Authority) -> dict[str, Any]:
                 "state": describe_state(one.revoked is not None, one.ends),
                 "until": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(one.ends)),
                 "serial": one.serial,
+                "groups": list(groups.get(one.name, ())),
             }
             for one in last.values()
+            if group is None or group in groups.get(one.name, ())
         ],
     }
 
@@ -83,7 +92,8 @@ def render(facts: dict[str, Any]) -> str:
     """Return the authority as text."""
     head = f"authority    {facts['folder']}\nfingerprint  {facts['fingerprint']}"
     agents = [
-        f"{agent['name']:<20} {agent['state']:<8} until {agent['until']}"
+        f"{agent['name']:<20} {agent['state']:<8} until {agent['until']}  "
+        f"{' '.join(agent['groups'])}".rstrip()
         for agent in facts["agents"]
     ]
     return "\n".join([head, f"broker       {', '.join(facts['hosts'])}", *agents])

@@ -18,6 +18,10 @@ COMMANDS = {
         "coordinator.cli.assign:assign",
         "Show which submodel each profiled device would get.",
     ),
+    "audit": LazyCommand(
+        "coordinator.cli.audit:audit",
+        "Show who started, paused, stopped, pinned, released, enrolled and revoked.",
+    ),
     "authority": LazyCommand(
         "coordinator.cli.authority:authority",
         "Show the fleet's certificate authority and the enrolled agents.",
@@ -45,6 +49,10 @@ COMMANDS = {
     "export": LazyCommand(
         "coordinator.cli.export:export",
         "Export the submodels of RUN as ONNX, with a model card.",
+    ),
+    "group": LazyCommand(
+        "coordinator.cli.group:group",
+        "Put devices into GROUP, or list its devices.",
     ),
     "init": LazyCommand(
         "coordinator.cli.init:init_command",

@@ -13,19 +13,23 @@ __all__ = ["revoke"]
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, metavar="NAME...")
+@click.option("--group", metavar="GROUP", help="also revoke all agents in this group")
 @PKI
 @FORMAT
-def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
-    """Revoke the certificates of agents.
+def revoke(names: tuple[str, ...], group: str | None, pki: str, form: str) -> None:
+    """Revoke the certificates and unused tokens of agents.
 
     A revoked certificate cannot be renewed. A running coordinator disconnects the agents at once.
     """
     with print_errors("revoke"):
-        from coordinator.access.configured_authority import revoke_agents
+        from coordinator.access.configured_authority import find_members, revoke_agents
         from coordinator.settings.service_tables import Broker
 
-        counts, unknown = revoke_agents(Broker(pki=pki), names)
+        if not names and group is None:
+            raise UsageError("expected NAME... or --group GROUP")
+        members = find_members(Broker(pki=pki), group) if group is not None else ()
+        counts, unknown = revoke_agents(Broker(pki=pki), (*names, *members))
         lines = [
             f"{name}: revoked {format_count(count, 'certificate')}"
             if count

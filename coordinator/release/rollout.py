@@ -16,7 +16,9 @@ from typing import Any
 
 import msgspec
 
+from coordinator import audit_log
 from coordinator.access.broker_setup import add_certificate
+from coordinator.audit_log import Actor
 from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive
@@ -24,6 +26,7 @@ from coordinator.release.history import History, Item
 from coordinator.release.release_status import report
 from coordinator.release.serving_choice import choose_serving
 from coordinator.store.run_database_reader import open_records
+from coordinator.store.run_folders import DATABASE
 from export import release_reader
 from export.broker_publishing import (
     PublishedReleases,
@@ -60,6 +63,7 @@ class ReleaseRequest:
     wait: seconds to wait for reports; None for the default.
     force: whether to release or promote despite reasons against it.
     inputs: file of raw examples to export with.
+    by: who asks; None: the user of this process.
     """
 
     run: str
@@ -72,6 +76,7 @@ class ReleaseRequest:
     wait: float | None = None
     force: bool = False
     inputs: Path | None = None
+    by: Actor | None = None
 
 
 def release_run(request: ReleaseRequest, runs: Path, say: Say) -> dict[str, Any]:
@@ -91,6 +96,8 @@ def release_run(request: ReleaseRequest, runs: Path, say: Say) -> dict[str, Any]
         add_certificate(request.broker), f"release-{request.run}-{secrets.token_hex(3)}"
     )
     with closing(link):
+        if not request.status:
+            audit_log.record(runs / request.run / DATABASE, request.by, *_describe(request))
         return Rollout(link, archive, trained, rounds, say).follow(request)
 
 
@@ -387,6 +394,17 @@ def _check_flags(request: ReleaseRequest) -> None:
         )
     if request.wait is not None and not 0 <= request.wait < float("inf"):
         raise UsageError(f"--wait: expected at least 0 seconds, found {request.wait:g}")
+
+
+def _describe(request: ReleaseRequest) -> tuple[str, str]:
+    """Return the command and its options for the audit log."""
+    if request.rollback:
+        return "roll back", ""
+    promotes = request.promote and request.share is None
+    options = [f"canary {request.share}"] if request.share is not None else []
+    options += ["promote"] if request.promote and not promotes else []
+    options += ["force"] if request.force else []
+    return "promote" if promotes else "release", ", ".join(options)
 
 
 def _read_run(runs: Path, run: str) -> tuple[dict[str, str], int]:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from rich.live import Live
 
+from coordinator import audit_log
 from coordinator.access.broker_setup import open_broker_access
 from coordinator.broker import external_broker_checks
 from coordinator.fleet.message_loop import MessageLoop
@@ -31,7 +32,7 @@ from coordinator.run.runner import RunOptions, run
 from coordinator.settings.config import Config, read_tables, to_json
 from coordinator.settings.service_tables import Log
 from coordinator.store.control_requests import Stopped
-from coordinator.store.run_folders import find_latest_run, list_runs
+from coordinator.store.run_folders import DATABASE, find_latest_run, list_runs
 from coordinator.store.run_store import Store
 from federated.errors import ConfigError, UsageError
 from federated.runtime import logs
@@ -102,6 +103,7 @@ def start_run(
         )
     prepared = prepare(config, runs, resume=resume)
     try:
+        record_start(prepared, runs, resume=resume)
         result = run_at_broker(prepared, runs / config.name, view)
     except Stopped as why:
         resume = True  # keep the run, which can be resumed
@@ -116,6 +118,26 @@ def start_run(
         prepared.close(discard=not resume)
     show(result, live=view.live, say=view.say)
     return report(result, config)
+
+
+def record_start(prepared: Prepared, runs: Path, *, resume: bool) -> None:
+    """Record in the audit log who starts or resumes a run, and which settings change."""
+    before, after = prepared.store.read_facts().config, to_json(prepared.config)
+    changed = ", ".join(sorted(list_changed_keys(before, after)))
+    what, path = "resume" if resume else "start", runs / prepared.config.name / DATABASE
+    audit_log.record(path, None, what, f"changed: {changed}" if changed else "")
+
+
+def list_changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of the settings that differ, such as `train.lr`, without their values, among
+    which may be passwords.
+    """
+    for key in {*before, *after}:
+        had, has = before.get(key), after.get(key)
+        if isinstance(had, Mapping) and isinstance(has, Mapping):
+            yield from (f"{key}.{one}" for one in list_changed_keys(had, has))
+        elif had != has:
+            yield key
 
 
 def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:

@@ -18,7 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from coordinator import audit_log
 from coordinator.assign.submodel_pins import index_submodels
+from coordinator.audit_log import Actor
 from coordinator.store import run_lock
 from coordinator.store.run_database_reader import open_records
 from coordinator.store.run_folders import DATABASE, make_missing_error
@@ -83,9 +85,10 @@ def begin_requests(database: sqlite3.Connection, since: datetime) -> None:
         )
 
 
-def send_request(folder: Path, command: Command) -> Requests:
+def send_request(folder: Path, command: Command, by: Actor | None = None) -> Requests:
     """Send a request to the coordinator of a run; return the requests before it.
 
+    by: who asks; None: the user of this process.
     Raises StoreError if there is no such run, or if no coordinator is running it.
     """
     _check_running(folder, command.split()[0])
@@ -96,13 +99,16 @@ def send_request(folder: Path, command: Command) -> Requests:
             "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, 0)",
             (about, command, datetime.now(UTC).isoformat()),
         )
+        audit_log.add(database, by, command)
     return before
 
 
-def pin_agent(folder: Path, agent: str, submodel: str) -> str:
+def pin_agent(folder: Path, agent: str, submodel: str, by: Actor | None = None) -> str:
     """Pin an agent to a submodel from the next round on, or remove its pin (empty submodel); return
     its pin before, empty if it had none. Raises as `send_request`, and Unknown for an agent or a
     submodel that the run does not have.
+
+    by: who asks; None: the user of this process.
     """
     _check_running(folder, "pin")
     with closing(open_records(folder.parent, folder.name)) as records:
@@ -116,6 +122,7 @@ def pin_agent(folder: Path, agent: str, submodel: str) -> str:
         database.execute("DELETE FROM pins WHERE agent = ?", (agent,))
         if submodel:
             database.execute("INSERT INTO pins VALUES (?, ?)", (agent, submodel))
+        audit_log.add(database, by, "pin" if submodel else "unpin", [f"{agent} {submodel}".strip()])
     return before.get(agent, "")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from coordinator import audit_log
 from coordinator.database_row_digests import find_damage
 from coordinator.fleet.update_file_names import update_path
 from coordinator.release.history import HISTORY, History, compute_digest
@@ -162,7 +163,8 @@ def check_database(folder: Path, database: sqlite3.Connection) -> Iterator[Findi
     if broken:
         yield describe_database(folder, DATABASE, f"is damaged ({', '.join(broken)})")
         return
-    yield Finding(DATABASE)
+    damage = ", ".join(audit_log.find_damage(database))
+    yield Finding(DATABASE, f"has a damaged audit log ({damage})" if damage else "", BACKUP)
     yield from check_checkpoints(folder, database)
     try:
         if folder_check.find_damaged_rounds(folder, database):

@@ -7,7 +7,8 @@
     GET  /api/runs/RUN/stream       the run's status whenever it changes, as server-sent events
     POST /api/runs/RUN/request      a command such as pause or release (see `steering.COMMANDS`)
 
-All but the page's files require a sign-in, and a request requires the token once more.
+All but the page's files require a sign-in, and a request requires a token once more, whose role
+allows the command.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coordinator.audit_log import Actor
 from coordinator.store.run_folders import list_runs
 from coordinator.views.run_list import describe_runs
 from coordinator.web.run_page_data import PARTS, describe_part
-from coordinator.web.sign_in import COOKIE, LIFETIME, SignIn
-from coordinator.web.steering import COMMANDS, carry_out
+from coordinator.web.sign_in import COOKIE, LIFETIME, SignIn, TokenHolder
+from coordinator.web.steering import COMMANDS, NEEDED_ROLES, carry_out
 from federated.errors import EspalierError
 from federated.runtime.web_server import BodyReader, Limits, WebServer
 
@@ -73,13 +75,13 @@ class Site:
 
     runs: folder of the runs.
     files: folder of the built page.
-    token: that people sign in with.
+    holders: who may sign in, and their tokens.
     hosts: accepted names of this server; empty: any (then a browser must use HTTPS).
     """
 
     runs: Path
     files: Path
-    token: str
+    holders: Sequence[TokenHolder]
     hosts: Sequence[str] = LOCAL
 
 
@@ -110,7 +112,7 @@ def format_url(host: str, port: int, *, secure: bool) -> str:
 
 def make_application(site: Site, pages: Pages, *, secure: bool = False) -> Starlette:
     """Return the web application. secure: it is served with HTTPS."""
-    sign_in = SignIn(site.token)
+    sign_in = SignIn(site.holders)
     bodies = BodyReader(MAX_BODY, MAX_BODIES, BODY_TIMEOUT)
 
     async def begin(request: Request) -> Response:
@@ -130,13 +132,15 @@ def make_application(site: Site, pages: Pages, *, secure: bool = False) -> Starl
 
     async def send(request: Request) -> Response:
         async with bodies.read(request) as body:
-            given = await check_token(sign_in, body)
-        return answer(await pages.send(request.path_params["run"], given))
+            given, holder = await check_token(sign_in, body)
+        place = f"web page, from {request.client.host}" if request.client else "web page"
+        actor = Actor(holder.name, holder.role, place)
+        return answer(await pages.send(request.path_params["run"], given, actor))
 
     def guard(endpoint: Callable[[Request], Awaitable[Response]]) -> Any:
         async def call(request: Request) -> Response:
             if not sign_in.knows(request):
-                raise HTTPException(401, "sign in with the token in the file that the server names")
+                raise HTTPException(401, "sign in with a token of the file that the server names")
             return await endpoint(request)
 
         return call
@@ -215,14 +219,14 @@ class Pages:
         await self._check(run)
         return answer(await self._call(describe_part, self._runs, run, part))
 
-    async def send(self, run: str, given: Mapping[str, str]) -> dict[str, Any]:
+    async def send(self, run: str, given: Mapping[str, str], by: Actor) -> dict[str, Any]:
         """Carry out a command on a run, and return what happened."""
         command = given.get("command", "")
         if command not in COMMANDS:
             raise HTTPException(422, f"command: expected one of {', '.join(COMMANDS)}")
         await self._check(run)
         lines = await anyio.to_thread.run_sync(
-            carry_out, self._runs / run, given, limiter=self._steering
+            carry_out, self._runs / run, given, by, limiter=self._steering
         )
         return {"run": run, "asked": command, "lines": lines}
 
@@ -263,16 +267,24 @@ class Pages:
         return await anyio.to_thread.run_sync(function, *arguments, limiter=self._limiter)
 
 
-async def check_token(sign_in: SignIn, body: bytearray) -> dict[str, Any]:
-    """Return the fields of a body, a JSON object, if its `token` is right. Raises HTTPException."""
+async def check_token(sign_in: SignIn, body: bytearray) -> tuple[dict[str, str], TokenHolder]:
+    """Return the fields of a body, a JSON object, and who has its `token`, if the holder may give
+    its `command`. Raises HTTPException.
+    """
     try:
         given = msgspec.json.decode(body, type=dict[str, str])
     except msgspec.DecodeError as error:
         raise HTTPException(422, f"expected a JSON object of texts: {error}") from error
-    if not sign_in.has_token(given.get("token", "")):
+    holder = sign_in.find_holder(given.get("token", ""))
+    if holder is None:
         await anyio.sleep(SIGN_IN_DELAY)
-        raise HTTPException(403, "wrong token; it is in the file that the server names")
-    return given
+        raise HTTPException(403, "wrong token; tokens are in the file that the server names")
+    needed = NEEDED_ROLES.get(command := given.get("command", ""), "viewer")
+    if not holder.may(needed):
+        raise HTTPException(
+            403, f"{command}: expected the token of an {needed}, found that of a {holder.role}"
+        )
+    return given, holder
 
 
 async def explain_failure(request: Request, error: Exception) -> Response:

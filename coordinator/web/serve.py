@@ -14,7 +14,7 @@ from pathlib import Path
 
 from coordinator.web.defaults import ADDRESS, TOKEN
 from coordinator.web.page_server import LOCAL, PageServer, Site, format_url
-from coordinator.web.sign_in import load_token
+from coordinator.web.sign_in import load_tokens
 from federated.errors import ConfigError, MissingExtra, UsageError, explain_os_errors
 from federated.runtime.connection_limits import listen
 from federated.runtime.listen_address import ListenAddress, parse_listen_address
@@ -31,7 +31,7 @@ class Listen:
 
     address: HOST:PORT or PORT.
     certificate, key: files for HTTPS; None: HTTP, on loopback only.
-    token_file: of the token; None: `web-token` in the folder of the runs.
+    token_file: of the tokens; None: `web-token` in the folder of the runs.
     options: names of the options for address, certificate and key, for error messages.
     """
 
@@ -48,7 +48,7 @@ def serve_page(runs: Path, where: Listen, say: Callable[[str], None]) -> None:
     """
     site, address, tls = prepare_site(runs, where)
     with closing(PageServer(site, bind(address, where), tls)) as server:
-        say(f"open {server.url} and sign in with the token in {where.token_file or runs / TOKEN}")
+        say(f"open {server.url} and sign in with a token of {where.token_file or runs / TOKEN}")
         while server.alive:
             time.sleep(1)
 
@@ -62,13 +62,13 @@ def serve_beside(runs: Path, where: Listen, say: Callable[[str], None]) -> Itera
     listening = bind(address, where)
     with closing(ServerProcess("web page", __name__, listening, arguments)) as process:
         url = format_url(address.host, process.port, secure=tls is not None)
-        say(f"open {url} and sign in with the token in {where.token_file or runs / TOKEN}")
+        say(f"open {url} and sign in with a token of {where.token_file or runs / TOKEN}")
         with closing(Poller(process.name, process.restart_if_dead)):
             yield
 
 
 def prepare_site(runs: Path, where: Listen) -> tuple[Site, ListenAddress, ssl.SSLContext | None]:
-    """Check where the page is served, and create the folder of the runs and the token if they are
+    """Check where the page is served, and create the folder of the runs and the tokens if they are
     missing. Raises UsageError, ConfigError, MissingExtra.
     """
     files, tls = find_page(), load_certificate(where)
@@ -82,7 +82,8 @@ def prepare_site(runs: Path, where: Listen) -> tuple[Site, ListenAddress, ssl.SS
     with explain_os_errors(ConfigError, f"--runs {runs}"):
         runs.mkdir(parents=True, exist_ok=True)
     hosts = (*LOCAL, address.host) if address.local else ()
-    return Site(runs, files, load_token(where.token_file or runs / TOKEN), hosts), address, tls
+    holders = load_tokens(where.token_file or runs / TOKEN)
+    return Site(runs, files, holders, hosts), address, tls
 
 
 def bind(address: ListenAddress, where: Listen) -> socket.socket:

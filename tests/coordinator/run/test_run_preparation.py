@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from coordinator import audit_log
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.launch import View, check_same, start_run
 from coordinator.run.run_preparation import check_broker, find_name, prepare
 from coordinator.settings.config import load
 from coordinator.settings.service_tables import Broker
+from coordinator.store.run_folders import DATABASE
 from coordinator.store.run_store import Store
 from coordinator.views.run_status import describe_status
 from federated.errors import ConfigError, LinkError, StoreError, UsageError
@@ -210,6 +212,20 @@ def test_a_resumed_run_cannot_have_fewer_rounds_than_it_finished(tmp_path: Path)
             ConfigSources(flags=[("name", RUN), ("rounds", 1)]), runs, View(print), resume=True
         )
     assert describe_status(RUN, runs)["rounds"] == 2
+
+
+def test_the_audit_log_names_the_settings_that_a_resumed_run_changes(tmp_path: Path) -> None:
+    members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
+    quick = {"method.name": "fedavg", "method.widths": [0.25], "train.steps": 1}
+    federate(tmp_path, members, {**quick, "fleet.min_agents": 2, "rounds": 1})
+    runs = tmp_path / "runs"
+    url = "memory://USER:secret@audit"
+    flags = [("name", RUN), ("broker.url", url), ("fleet.wait", 77.0)]
+    start_run(ConfigSources(flags=flags), runs, View(print), resume=True)
+    (row,) = audit_log.read(runs / RUN / DATABASE)[0]
+    assert (row.what, row.place) == ("resume", "command line")
+    assert {"broker.url", "fleet.wait"} <= set(row.about.removeprefix("changed: ").split(", "))
+    assert "secret" not in row.about
 
 
 @pytest.mark.parametrize("key", ["listen", "port", "passwords", "kind"])

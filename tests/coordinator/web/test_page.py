@@ -55,9 +55,10 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
     from coordinator.web.page_server import PageServer, Site
+    from coordinator.web.sign_in import TokenHolder
 
     (tmp_path / "runs").mkdir(exist_ok=True)
-    site = Site(tmp_path / "runs", find_page(), TOKEN)
+    site = Site(tmp_path / "runs", find_page(), [TokenHolder(TOKEN)])
     with closing(PageServer(site, listen("127.0.0.1", 0))) as made:
         yield made
 

@@ -17,12 +17,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from coordinator import audit_log
 from coordinator.access.certificate_authority import Authority
 from coordinator.cli.main import main
 from coordinator.store.control_requests import read_requests
+from coordinator.store.run_folders import DATABASE
 from coordinator.store.run_store import Store
+from edge_agent.access.enrolment import sign_request
 from federated.runtime.connection_limits import listen
+from federated.wire.enrolment_token import parse_token
 from federated.wire.links.catalogue import open_link
 from tests.support.certificate_authority import member
 from tests.support.memory_federation import RUN, Member, digits, federate
@@ -32,8 +37,15 @@ pytest.importorskip("uvicorn")
 from coordinator.web import run_page_data
 from coordinator.web.page_server import HEADERS, PageServer, Site
 from coordinator.web.run_page_data import PARTS, describe_part
+from coordinator.web.sign_in import Role, TokenHolder
 
 TOKEN = "a-token-for-these-tests"
+HOLDERS = (
+    TokenHolder(TOKEN, "admin", "ann"),
+    TokenHolder("operator-of-these-tests", "operator", "otto"),
+    TokenHolder("viewer-of-these-tests", "viewer", "vera"),
+)
+TOKENS: dict[Role, str] = {one.role: one.token for one in HOLDERS}
 SETTINGS = {
     "method.name": "fedavg",
     "model.name": "mlp-small",
@@ -56,7 +68,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(runs: Path, tmp_path: Path) -> Iterator[PageServer]:
     (tmp_path / "index.html").write_text("<!doctype html>the page")
-    site = Site(runs, tmp_path, TOKEN)
+    site = Site(runs, tmp_path, HOLDERS)
     with closing(PageServer(site, listen("127.0.0.1", 0))) as made:
         yield made
 
@@ -81,8 +93,8 @@ class Browser:
             kind = response.headers["content-type"] or ""
             return response.status, json.loads(text) if "json" in kind else text, response.headers
 
-    def sign_in(self) -> None:
-        status, _, headers = self.call("/api/sign-in", {"token": TOKEN})
+    def sign_in(self, token: str = TOKEN) -> None:
+        status, _, headers = self.call("/api/sign-in", {"token": token})
         assert status == 200
         self.headers["Cookie"] = headers["set-cookie"].partition(";")[0]
 
@@ -210,6 +222,58 @@ def steer(browser: Browser, command: str, **fields: str) -> tuple[int, Any]:
     return browser.call(f"/api/runs/{RUN}/request", body)[:2]
 
 
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [(command, "operator") for command in ("pause", "stop", "pin", "release", "roll back")]
+    + [("enroll", "admin"), ("revoke", "admin")],
+)
+def test_a_command_needs_the_token_of_a_role(
+    server: PageServer, runs: Path, command: str, needed: Role
+) -> None:
+    browser = Browser(server)
+    browser.sign_in(TOKENS["viewer"])
+    assert browser.call(f"/api/runs/{RUN}/status")[0] == 200
+    for role in ("viewer", "operator"):
+        status, made = steer(browser, command, token=TOKENS[role], agent="a0")
+        if role == needed:
+            assert status == 409, "it reaches the run, which is over and has no certificates"
+        else:
+            assert (status, made["error"]) == (
+                403,
+                f"{command}: expected the token of an {needed}, found that of a {role}",
+            )
+
+
+def test_the_audit_log_names_who_asked(browser: Browser, runs: Path) -> None:
+    with closing(Store.open(runs, RUN)):
+        assert steer(browser, "pause", token=TOKENS["operator"])[0] == 200
+        assert steer(browser, "resume")[0] == 200
+    result = CliRunner().invoke(main, ["audit", RUN, "--runs", str(runs), "--format", "json"])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in result.stdout.splitlines()][-2:]
+    place = "web page, from 127.0.0.1"
+    assert [(row["what"], row["who"], row["role"], row["place"]) for row in rows] == [
+        ("pause", "otto", "operator", place),
+        ("resume", "ann", "admin", place),
+    ]
+
+
+def test_a_device_is_enrolled(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    with (
+        closing(Authority(tmp_path / "pki")) as authority,
+        configured(runs, {"tls": True, "pki": str(tmp_path / "pki")}),
+    ):
+        status, made = steer(browser, "enroll", agent="new", groups="eu canary")
+        assert status == 200
+        token = parse_token(made["lines"][0].rpartition(" ")[2])
+        authority.enrol(token.secret, sign_request("new", ec.generate_private_key(ec.SECP256R1())))
+        assert authority.registry.list_groups() == {"new": ("canary", "eu")}
+        status, made = steer(browser, "enroll", agent="new")
+        assert (status, "already has a certificate" in made["error"]) == (409, True)
+        (row,) = audit_log.read(authority.registry.path)[0]
+    assert (row.who, row.what, row.about) == ("ann", "enroll", "new")
+
+
 def test_a_device_is_pinned_and_its_pin_removed(browser: Browser, runs: Path) -> None:
     (submodel,) = (one["name"] for one in describe_part(runs, RUN, "network")["submodels"])
     with closing(Store.open(runs, RUN)):
@@ -275,6 +339,9 @@ def test_a_run_is_released_promoted_and_rolled_back(browser: Browser, runs: Path
     after = browser.call(f"/api/runs/{RUN}/releases")[1]
     assert (after["stable"], after["canary"]) == (shown["canary"], "")
     assert [one["what"] for one in after["events"]] == ["canary", "promoted"]
+    asked = [(row.what, row.about) for row in audit_log.read(runs / RUN / DATABASE)[0]]
+    released = [("promote", ""), ("release", "canary a1"), ("promote", ""), ("promote", "force")]
+    assert asked[-5:] == [*released, ("roll back", "")]
     assert after == print_json(runs, "release", RUN, "--status") | {"events": after["events"]}
 
 
@@ -328,7 +395,7 @@ def test_with_a_certificate_the_page_is_served_with_https(
     (tmp_path / "index.html").write_text("the page")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
-    site = Site(runs, tmp_path, TOKEN, ())
+    site = Site(runs, tmp_path, HOLDERS, ())
     with closing(PageServer(site, listen("127.0.0.1", 0), context)) as server:
         assert server.url.startswith("https://")
         trust = ssl.create_default_context(cafile=certificate[0])

@@ -20,7 +20,7 @@ pytest.importorskip("starlette")
 
 from coordinator.web import serve
 from coordinator.web.defaults import TOKEN
-from coordinator.web.sign_in import COOKIE, LIFETIME, MAX_SESSIONS, SignIn, load_token
+from coordinator.web.sign_in import COOKIE, LIFETIME, MAX_SESSIONS, SignIn, TokenHolder, load_tokens
 
 
 def run_web(*arguments: str) -> tuple[int, str]:
@@ -61,22 +61,45 @@ def test_without_the_built_page_the_error_says_how_to_get_it(
     assert (code, "[web]" in output, "make web" in output) == (4, True, True)
 
 
-def test_a_new_token_is_secret_and_stays_the_same(tmp_path: Path) -> None:
+def test_new_tokens_of_every_role_are_secret_and_stay_the_same(tmp_path: Path) -> None:
     file = tmp_path / "web-token"
-    token = load_token(file)
-    assert len(token) >= 32
+    holders = load_tokens(file)
+    assert [one.role for one in holders] == ["admin", "operator", "viewer"]
+    assert min(len(one.token) for one in holders) >= 32
     assert file.stat().st_mode & 0o777 == 0o600
-    assert load_token(file) == token
-    assert load_token(tmp_path / "other") != token
+    assert load_tokens(file) == holders
+    assert not set(load_tokens(tmp_path / "other")) & set(holders)
 
 
-@pytest.mark.parametrize("content", ["", "short", "with a\nline break in the middle"])
-def test_an_unsafe_token_is_refused(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "web-token"
+def write_token_file(folder: Path, content: str) -> Path:
+    file = folder / "web-token"
     file.write_text(content)
     file.chmod(0o600)
-    with pytest.raises(ConfigError, match="at least 16"):
-        load_token(file)
+    return file
+
+
+def test_a_token_without_a_role_is_an_admins_and_holders_have_names(tmp_path: Path) -> None:
+    file = write_token_file(tmp_path, f"{'a' * 16}\n\n{'b' * 16} operator Ann B.\n")
+    assert load_tokens(file) == (
+        TokenHolder("a" * 16, "admin", "admin"),
+        TokenHolder("b" * 16, "operator", "Ann B."),
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "expected different tokens, found none"),
+        ("short", "line 1: expected a token with at least 16 .* found 5"),
+        (f"{'a' * 15}\u00e9", "printable ASCII"),
+        (f"{'a' * 16}\n{'b' * 16} boss\n", "line 2: .*viewer, operator, admin.* the role 'boss'"),
+        (f"{'a' * 16} viewer {'n' * 65}", "at most 64 characters, found .* 65"),
+        (f"{'a' * 16}\n{'a' * 16} viewer\n", "found the same token twice"),
+    ],
+)
+def test_an_unsafe_token_file_is_refused(tmp_path: Path, content: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_tokens(write_token_file(tmp_path, content))
 
 
 class Asks:
@@ -88,7 +111,7 @@ class Asks:
 
 def test_a_session_ends_after_its_lifetime_and_old_ones_make_room() -> None:
     now = 0.0
-    sign_in = SignIn("token", lambda: now)
+    sign_in = SignIn([TokenHolder("token")], lambda: now)
     first = Asks(sign_in.begin())
     assert sign_in.knows(first)  # type: ignore[arg-type]
     now = LIFETIME + 1.0
@@ -132,7 +155,7 @@ def test_start_serves_the_page_beside_the_run(start: Start, tmp_path: Path) -> N
             return bytes(answer.read())
 
     assert b"the page" in read("/")
-    token = (tmp_path / "runs" / TOKEN).read_text().strip()
+    token = (tmp_path / "runs" / TOKEN).read_text().split()[0]
     ask = urllib.request.Request(f"{url}/api/runs", headers={"Authorization": f"Bearer {token}"})
     eventually(lambda: b'"r"' in urllib.request.urlopen(ask, timeout=30).read(), 60)
 

@@ -37,7 +37,17 @@ export function Devices({ status }: { status: Status }) {
 function listCommands(status: Status, agents: Agent[], submodels: string[]): Command[] {
   const agent = { name: "agent", label: "Agent", choices: agents.map((one) => one.agent) };
   const pinned = Object.keys(status.requests?.pins ?? {}).sort();
-  const commands: Command[] = [];
+  const commands: Command[] = [
+    {
+      name: "enroll",
+      title: "Enrol a device",
+      about: "Create a token with which a device enrols within an hour. Needs an admin's token.",
+      fields: [
+        { name: "agent", label: "Name", needed: true },
+        { name: "groups", label: "Groups", hint: "eu canary" },
+      ],
+    },
+  ];
   if (!agents.length) return commands;
   if (status.state === "running") {
     commands.push({
@@ -62,7 +72,7 @@ function listCommands(status: Status, agents: Agent[], submodels: string[]): Com
     title: "Revoke a device",
     about:
       "Revoke the certificates of a device. The coordinator disconnects it at once, and it must " +
-      "be enrolled again to return.",
+      "be enrolled again to return. Needs an admin's token.",
     fields: [agent],
   });
   return commands;
