@@ -28,6 +28,7 @@ from cryptography.x509.oid import NameOID
 from edge_agent.access.enrolment_files import Credentials, Enrolment, hold_lock
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors
 from federated.runtime import atomic_files
+from federated.system.connection_deadline import ConnectionDeadline
 from federated.system.proxies import ProxyError, find_proxy, open_connection
 from federated.wire import tls
 from federated.wire.enrolment_token import (
@@ -214,14 +215,15 @@ def send_request(
     """
     problem = f"cannot enrol at {address.host}:{address.port}"
     link = HTTPSConnection(address.host, address.port, context=context)
+    headers = {"content-type": "application/json", "connection": "close"}
     try:
-        plain = open_connection("https", address.host, address.port, TIMEOUT)
-        link.sock = context.wrap_socket(plain, server_hostname=address.host)
-        link.request(
-            method, path, body, {"content-type": "application/json", "connection": "close"}
-        )
-        answer = link.getresponse()
-        return answer.status, answer.read(LARGEST)
+        with ConnectionDeadline(TIMEOUT) as deadline:
+            plain = open_connection("https", address.host, address.port, deadline.left)
+            deadline.watch(plain)
+            link.sock = context.wrap_socket(plain, server_hostname=address.host)
+            link.request(method, path, body, headers)
+            answer = link.getresponse()
+            return answer.status, answer.read(LARGEST)
     except ProxyError as error:
         proxy = find_proxy("https", address.host, address.port)
         raise LinkError(f"{problem} through the {proxy}: {error}") from error

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from federated.errors import EspalierError
+from federated.errors import ConfigError, EspalierError
 from federated.system.process_limits import lower_priority, raise_descriptor_limit
 
 __all__ = ["Poller", "ServerProcess", "become_server"]
@@ -45,7 +45,14 @@ class ServerProcess:
     def __init__(
         self, name: str, module: str, listening: socket.socket, arguments: Sequence[str]
     ) -> None:
-        """Start `python -m MODULE FD ARGUMENTS...` with the socket's descriptor."""
+        """Start `python -m MODULE FD ARGUMENTS...` with the socket's descriptor. Raises ConfigError
+        on Windows, where a process inherits no socket in this way.
+        """
+        if os.name == "nt":
+            listening.close()
+            raise ConfigError(
+                f"the server for {name} cannot run on Windows: run without it, or on another system"
+            )
         self.name, self._socket = name, listening
         self.port: int = listening.getsockname()[1]
         # -P: a file in the working directory must not hide a package

@@ -11,12 +11,14 @@ import base64
 import ipaddress
 import socket
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
+from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from federated.errors import ConfigError, require_extra
 from federated.safe_text import make_safe
+from federated.system.connection_deadline import ConnectionDeadline
 
 __all__ = ["Proxy", "ProxyError", "find_proxy", "open_connection"]
 
@@ -92,40 +94,58 @@ def open_connection(scheme: str, host: str, port: int, timeout: float) -> socket
         return socket.create_connection((host, port), timeout)
     connect = _open_tunnel if proxy.kind == "HTTP" else _open_socks
     try:
-        return connect(proxy, host, port, timeout)
+        with ConnectionDeadline(timeout) as deadline:
+            made = connect(proxy, host, port, deadline)
     except (OSError, HTTPException) as error:
         raise _explain(proxy, f"{host}:{port}", error) from error
+    made.settimeout(timeout)
+    return made
 
 
-def _open_tunnel(proxy: Proxy, host: str, port: int, timeout: float) -> socket.socket:
+def _open_tunnel(proxy: Proxy, host: str, port: int, deadline: ConnectionDeadline) -> socket.socket:
     """Connect by CONNECT (RFC 9110, section 9.3.6)."""
-    # without a port, the library would read one from an IPv6 address
-    tunnel = HTTPConnection(proxy.host, HTTP if proxy.port is None else proxy.port, timeout)
-    user = f"{proxy.user}:{proxy.password or ''}".encode()
-    credentials = {"Proxy-Authorization": f"Basic {base64.b64encode(user).decode()}"}
-    tunnel.set_tunnel(host.encode("idna").decode(), port, {} if proxy.user is None else credentials)
+    # not by the library: before Python 3.11.8, it sends an IPv6 address without its brackets
+    name = f"[{host}]" if ":" in host else host.encode("idna").decode()
+    lines = [f"CONNECT {name}:{port} HTTP/1.1", f"Host: {name}:{port}"]
+    if proxy.user is not None:
+        user = f"{proxy.user}:{proxy.password or ''}".encode()
+        lines.append(f"Proxy-Authorization: Basic {base64.b64encode(user).decode()}")
+    at = proxy.host, HTTP if proxy.port is None else proxy.port
+    made = socket.create_connection(at, deadline.left)
     try:
-        tunnel.connect()
+        deadline.watch(made)
+        made.sendall("\r\n".join([*lines, "", ""]).encode())
+        answer = HTTPResponse(made, method="CONNECT")
+        answer.begin()
+        answer.close()
+        if answer.status != HTTPStatus.OK:
+            raise OSError(f"Tunnel connection failed: {answer.status} {answer.reason}")
     except BaseException:
-        tunnel.close()
+        made.close()
         raise
-    return tunnel.sock
+    return made
 
 
-def _open_socks(proxy: Proxy, host: str, port: int, timeout: float) -> socket.socket:
+def _open_socks(proxy: Proxy, host: str, port: int, deadline: ConnectionDeadline) -> socket.socket:
     with require_extra(f"the {proxy.variable} of the environment", "proxy", "pysocks"):
         import socks
-    made: socket.socket = socks.create_connection(
-        (host, port),
-        timeout,
-        proxy_type=getattr(socks, proxy.kind),
-        proxy_addr=proxy.host,
-        proxy_port=proxy.port,
-        proxy_rdns=True,
-        proxy_username=proxy.user,
-        proxy_password=proxy.password,
-    )
-    return made
+    kind = getattr(socks, proxy.kind)
+    at = proxy.host, proxy.port or socks.DEFAULT_PORTS[kind]
+    failure = OSError("its name has no address")
+    for *types, _, _ in socket.getaddrinfo(*at, type=socket.SOCK_STREAM):
+        client = socks.socksocket(*types)
+        client.set_proxy(kind, *at, True, proxy.user, proxy.password)
+        made: socket.socket = client
+        made.settimeout(deadline.left)
+        deadline.watch(made)
+        try:
+            made.connect((host, port))
+        except OSError as error:
+            made.close()
+            failure = error
+        else:
+            return made
+    raise failure
 
 
 def _explain(proxy: Proxy, target: str, error: OSError | HTTPException) -> ProxyError:

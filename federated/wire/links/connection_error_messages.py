@@ -11,6 +11,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 
 from federated.safe_text import make_safe
+from federated.system.connection_deadline import ConnectionDeadline
 from federated.system.proxies import ProxyError, find_proxy
 from federated.wire import tls
 from federated.wire.mqtt_address import MqttAddress
@@ -108,8 +109,12 @@ def _request_websockets(address: MqttAddress) -> tuple[int, str]:
         "Sec-WebSocket-Version": "13",
         "Sec-WebSocket-Protocol": "mqtt",
     }
-    with contextlib.closing(HTTPConnection(address.host, address.port)) as link:
-        plain = link.sock = tls.dial(address, tls.TIMEOUT)
+    with (
+        contextlib.closing(HTTPConnection(address.host, address.port)) as link,
+        ConnectionDeadline(tls.TIMEOUT) as deadline,
+    ):
+        plain = link.sock = tls.dial(address, deadline.left)
+        deadline.watch(plain)
         if address.tls:
             link.sock = tls.make_context(address).wrap_socket(plain, server_hostname=address.host)
         link.request("GET", address.path or "/", headers=headers)

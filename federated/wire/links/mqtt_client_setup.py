@@ -24,6 +24,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from federated.errors import LinkError
+from federated.system.connection_deadline import ConnectionDeadline
 from federated.wire import tls
 from federated.wire.link import Probe, Will
 from federated.wire.links import connection_error_messages
@@ -114,20 +115,32 @@ class _Client(mqtt.Client):
     def __init__(self, address: MqttAddress, **options: Any) -> None:
         super().__init__(CallbackAPIVersion.VERSION2, **options)
         self._address = address
+        self._deadline = ConnectionDeadline(0.0)  # of the present attempt
+        self._made: socket.socket | None = None  # its socket
 
     def _create_socket_connection(self) -> socket.socket:
-        return tls.dial(self._address, self.connect_timeout)
+        self._made = made = tls.dial(self._address, self._deadline.left)
+        self._deadline.watch(made)
+        return made
+
+    def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
+        self._made = made = super()._ssl_wrap_socket(tcp_sock)
+        return made
 
     def _create_socket(self) -> Any:
         """Connect. An answer for WebSockets that the library cannot parse is a lost connection:
         other errors would end the network thread.
         """
         try:
-            return super()._create_socket()
-        except OSError:  # some of TLS are also a ValueError
+            with ConnectionDeadline(self.connect_timeout) as self._deadline:
+                return super()._create_socket()
+        except BaseException as error:
+            if self._made is not None:  # the library leaves it open
+                self._made.close()
+            # some errors of TLS are both
+            if isinstance(error, ValueError | IndexError) and not isinstance(error, OSError):
+                raise ConnectionError(f"invalid answer: {error}") from error
             raise
-        except (ValueError, IndexError) as error:
-            raise ConnectionError(f"invalid answer: {error}") from error
 
 
 class _FirstAnswer:

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.broker import local_broker
 from coordinator.broker.local_addresses import find_free_port
-from federated.errors import LinkError
+from federated.errors import ConfigError, EspalierError, LinkError
 from federated.system.disk_space_reservation import BLOCK, reserve_space
 from tests.support.commands import ROOT
 from tests.support.processes import Start, result, wait_for_words
@@ -131,13 +131,22 @@ def test_a_fleet_learns_on_another_system(tmp_path: Path, start: Start, system: 
 
 
 @pytest.mark.processes
-def test_a_coordinator_on_windows_asks_for_a_broker(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "error", "remedy"),
+    [
+        ([], LinkError, "--broker HOST"),
+        (["--metrics", "127.0.0.1:0"], ConfigError, "metrics cannot run on Windows: run without"),
+    ],
+)
+def test_a_coordinator_on_windows_says_what_cannot_run_there(
+    tmp_path: Path, words: list[str], error: type[EspalierError], remedy: str
+) -> None:
     python = make_python(tmp_path, "windows")
     done = subprocess.run(
-        [*python, "coordinator.cli", "start"], capture_output=True, text=True, cwd=tmp_path
+        [*python, "coordinator.cli", "start", *words], capture_output=True, text=True, cwd=tmp_path
     )
-    assert done.returncode == LinkError.exit_code
-    assert "--broker HOST" in done.stderr
+    assert done.returncode == error.exit_code
+    assert remedy in done.stderr
     assert "Traceback" not in done.stderr
 
 

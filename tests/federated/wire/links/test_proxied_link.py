@@ -60,6 +60,19 @@ def test_a_link_goes_through_the_proxy_of_the_environment(
     assert count == len(proxy.asked) >= 2
 
 
+def test_a_link_to_an_ipv6_address_goes_through_the_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        open_broker("mqtt", tmp_path) as port,
+        contextlib.closing(ConnectProxy(port)) as proxy,
+    ):
+        monkeypatch.setenv("mqtt_proxy", f"http://127.0.0.1:{proxy.port}")
+        with open_links("mqtt://[2001:db8::1]:1883", "a"):
+            pass
+    assert set(proxy.asked) == {"[2001:db8::1]:1883"}
+
+
 def test_this_machine_is_reached_without_the_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
