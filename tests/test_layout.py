@@ -159,6 +159,7 @@ WITH_TORCH = {  # all exceptions
     "export.trainstep.training_step",
     "export.trainstep.weighted_norm",
     "federated.device.trainers.pytorch_trainer",
+    "federated.device.trainers.reusable_networks",
 }
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 

@@ -70,7 +70,7 @@ class Session:
     own: Any = None
     stop: Callable[[], bool] | None = None
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """Device of the network."""
         return next(self.net.parameters()).device

@@ -45,7 +45,8 @@ class TrainingStep:
     def take(self, x: Tensor, truth: Tensor) -> Tensor:
         """Train on a prepared batch. Return its loss."""
         session, hooks = self.session, self.hooks
-        self.optimiser.zero_grad(set_to_none=True)
+        for parameter in session.parameters:  # what `zero_grad` does, without its overhead
+            parameter.grad = None
         loss = measure_loss(session, hooks, x, truth)
         loss.backward()  # type: ignore[no-untyped-call]
         self.correction.add(session)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from federated.device.trainers.reusable_networks import ReusableNetworks
 from federated.device.trainers.trainer import Shapes, Start, TrainingResult
 from federated.errors import ConfigError
 from federated.methods.catalogue import find_loaded_hooks, find_loaded_method, list_loaded_hooks
@@ -64,6 +65,7 @@ class PyTorchTrainer:
         self.runtime = f"torch {torch.__version__} {device}"
         self.accelerator = Cuda() if device == "cuda" else None
         self.captured = CapturedSteps() if device == "cuda" else None
+        self._networks = ReusableNetworks()
 
     @cached_property
     def stream(self) -> torch.cuda.Stream | None:
@@ -86,8 +88,8 @@ class PyTorchTrainer:
     @contextmanager
     def load(self, start: Start) -> Iterator[PyTorchNetwork]:
         try:
-            with torch.cuda.stream(self.stream):  # does nothing without a stream
-                net = build_network(start, cached=self.device == "cuda").to(self.device)
+            # without a stream, the first does nothing
+            with torch.cuda.stream(self.stream), self._provide_network(start) as net:
                 draws = isolate_random_state(start.seed, self.device)
                 with draws if may_draw(start) else nullcontext():
                     yield PyTorchNetwork(net, start, self.device, self.captured)
@@ -95,6 +97,20 @@ class PyTorchTrainer:
             if self.captured is not None:
                 self.captured.clear()
             raise MemoryError(str(error)) from error
+
+    @contextmanager
+    def _provide_network(self, start: Start) -> Iterator[nn.Module]:
+        """Provide a network on the device, with the weights of a task."""
+        submodel, seed = start.submodel, start.recipe.seed
+        if self.device == "cpu" and has_plain_hooks(start):
+            with self._networks.borrow(submodel, seed) as (net, tensors):
+                copy_weights(start.weights, tensors)
+                yield net
+            return
+        cached = self.device == "cuda"
+        net = deepcopy(build_once(submodel, seed)) if cached else build(submodel, seed=seed)
+        copy_weights(start.weights, net.state_dict())
+        yield net.to(self.device)
 
     def survey(self, run: Run, data: Examples, memory: int) -> dict[str, Any]:
         if run.network is None or not run.menu:
@@ -191,9 +207,13 @@ def may_draw(start: Start) -> bool:
     """Return True if a task may draw from PyTorch's global generators. A task that does not can run
     beside others in one process.
     """
+    return family(start.submodel.network).draws or not has_plain_hooks(start)
+
+
+def has_plain_hooks(start: Start) -> bool:
+    """Return True if a task runs no code of a method, apart from another loss of the exits."""
     hook = start.recipe.hook
-    plain = not hook or find_loaded_hooks(hook).plain
-    return family(start.submodel.network).draws or not plain
+    return not hook or find_loaded_hooks(hook).plain
 
 
 @lru_cache(maxsize=8)
@@ -204,16 +224,10 @@ def build_once(submodel: Submodel, seed: int) -> nn.Module:
     return build(submodel, seed=seed)
 
 
-def build_network(start: Start, *, cached: bool) -> nn.Module:
-    """Build the network of a task on the CPU. cached: keep a copy of the initial network for the
-    next task.
-    """
-    submodel, seed = start.submodel, start.recipe.seed
-    net = deepcopy(build_once(submodel, seed)) if cached else build(submodel, seed=seed)
-    state = net.state_dict()
-    for name, value in start.weights.items():
-        np.copyto(state[name].numpy(), value)  # into the network's own memory
-    return net
+def copy_weights(weights: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> None:
+    """Copy arrays into the tensors of a network on the CPU."""
+    for name, value in weights.items():
+        np.copyto(tensors[name].numpy(), value)
 
 
 def to_arrays(values: Mapping[str, Tensor]) -> dict[str, Array]:

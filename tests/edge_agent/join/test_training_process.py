@@ -140,7 +140,7 @@ def test_exhausted_gpu_memory_is_reported_briefly(
     def exhausted(*given: object, **named: object) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory. Process 684 has 78.06 GiB memory in use.")
 
-    monkeypatch.setattr("federated.device.trainers.pytorch_trainer.build_network", exhausted)
+    monkeypatch.setattr("federated.device.trainers.pytorch_trainer.copy_weights", exhausted)
     ours, theirs = ends
     serving = Thread(target=serve, args=(theirs,))
     serving.start()
