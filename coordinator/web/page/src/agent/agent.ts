@@ -180,7 +180,9 @@ export class Agent {
       case "run": return this.takeCard(message.body);
       case "task": return this.takeTask(message.body);
       case "manifest": case "chunk": return this.downloads.take(topic, message);
-      case "grant": return this.outbox.takeGrant(message.body);
+      case "grant":
+        this.outbox.takeGrant(message.body);
+        return this.sendChunks();
       case "receipt": return this.takeReceipt(message.body);
       case "abort": return this.drop(({ task }) => task.round <= message.body.round && task.attempt <= message.body.attempt);
       case "goodbye": return void this.sayGoodbye(`The run is over: ${message.body.reason}`);
@@ -335,12 +337,18 @@ export class Agent {
     this.downloads.tick();
     for (const upload of this.outbox.list()) {
       if (upload.sender.checkStall(now())) this.publish("offer", this.topics.say, makeOffer(upload));
-      for (const chunk of upload.sender.nextChunks()) {
-        this.publish("chunk", this.topics.upload(chunk.transfer, chunk.index), chunk);
-      }
       if (this.view.activity === "send") this.change({ done: upload.sender.progress });
     }
+    this.sendChunks();
     this.sendHeartbeat();
+  }
+
+  private sendChunks(): void {
+    for (const { sender } of this.outbox.list()) {
+      for (const chunk of sender.nextChunks()) {
+        this.publish("chunk", this.topics.upload(chunk.transfer, chunk.index), chunk);
+      }
+    }
   }
 
   private describeActivity(): string {

@@ -10,7 +10,8 @@ import { type Battery, describeDevice, findBattery, keepAwake, listLacks } from 
 import { forget } from "./membership";
 import { SentTable } from "./sent_table";
 import { TrainingState } from "./training_state";
-import { openWorker } from "./worker_client";
+import { TryOut } from "./try_out";
+import { openWorker, type TrainingWorker } from "./worker_client";
 
 const HIDDEN = "the page is in the background";
 const ELSEWHERE = "This device was opened in another tab, which goes on. Close this one.";
@@ -30,6 +31,7 @@ export function Participation({ door, run, data, store, lasting }: Place) {
   const [paused, setPaused] = useState(false);
   const [hidden, setHidden] = useState(document.hidden);
   const agent = useRef<Agent | null>(null);
+  const [worker] = useState<TrainingWorker>(() => openWorker(data));
 
   useEffect(() => {
     let open = true;
@@ -37,9 +39,9 @@ export function Participation({ door, run, data, store, lasting }: Place) {
       if (!open) return;
       setBattery(found);
       const device = describeDevice(found);
-      const trainer = openWorker(data);
       const card = describeData(data);
-      agent.current = new Agent({ door, run, store, trainer, data: card, device, capabilities: CAPABILITIES, onChange: setView });
+      const equipment = { door, run, store, trainer: worker, data: card, device, capabilities: CAPABILITIES };
+      agent.current = new Agent({ ...equipment, onChange: setView });
     });
     const others = new BroadcastChannel("espalier");
     others.onmessage = () => void agent.current?.leave(ELSEWHERE);
@@ -78,6 +80,7 @@ export function Participation({ door, run, data, store, lasting }: Place) {
           {view.problems.map((problem) => <p key={problem}>{problem}</p>)}
         </section>
       )}
+      {view.card && !view.over && <TryOut card={view.card} worker={worker} />}
       <SentTable view={view} />
       {(lacks.length > 0 || !lasting) && (
         <section class="card">

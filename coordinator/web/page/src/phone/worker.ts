@@ -1,14 +1,15 @@
 // The worker that trains, so that the page stays responsive.
 import * as ort from "onnxruntime-web/wasm";
 import { type Dataset } from "../trainer/examples";
-import { type Job, type Outcome, perform } from "../trainer/perform";
+import { type Job, type Outcome, perform, predict } from "../trainer/perform";
 
 declare const WASM_URL: string; // set by the build
 
-export type Request = { data: Dataset } | { id: number; job: Job };
+export type Request = { data: Dataset } | { id: number; job: Job } | { id: number; x: Uint8Array };
 export type Reply =
   | { id: number; step: number; steps: number; loss: number }
   | { id: number; outcome: Outcome }
+  | { id: number; chances: number[] }
   | { id: number; error: string };
 
 let data: Dataset | null = null;
@@ -31,11 +32,12 @@ self.onmessage = async ({ data: request }: MessageEvent<Request>) => {
     data = request.data;
     return;
   }
-  const { id, job } = request;
+  const { id } = request;
   try {
     if (!data) throw new Error("this device has no data");
+    if ("x" in request) return reply({ id, chances: await predict(request.x, data) });
     await (runtime ??= loadRuntime());
-    const outcome = await perform(job, data, (step, steps, loss) => reply({ id, step, steps, loss }));
+    const outcome = await perform(request.job, data, (step, steps, loss) => reply({ id, step, steps, loss }));
     reply({ id, outcome }, [outcome.update.buffer]);
   } catch (error) {
     runtime = ort.env.wasm.wasmBinary ? runtime : null;

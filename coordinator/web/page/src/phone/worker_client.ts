@@ -1,51 +1,63 @@
-// Run tasks in a worker.
+// Run tasks and predictions in a worker.
 import type { Trainer } from "../agent/agent";
 import type { Dataset } from "../trainer/examples";
-import type { Job, Outcome } from "../trainer/perform";
+import type { Outcome } from "../trainer/perform";
 import type { Reply, Request } from "./worker";
 
 declare const WORKER_URL: string; // set by the build
 
+/** A trainer that also predicts. */
+export interface TrainingWorker extends Trainer {
+  /** Return the probability of each class for an example. */
+  predict(x: Uint8Array): Promise<number[]>;
+}
+
 interface Pending {
-  id: number;
-  onStep(step: number, steps: number, loss: number): void;
-  resolve(outcome: Outcome): void;
+  onStep?(step: number, steps: number, loss: number): void;
+  resolve(result: never): void;
   reject(error: Error): void;
 }
 
 /** A worker that lives until `stop`, which ends it even within a step. */
-export function openWorker(data: Dataset): Trainer {
+export function openWorker(data: Dataset): TrainingWorker {
   let worker: Worker | null = null;
-  let pending: Pending | null = null;
-  let tasks = 0;
+  let requests = 0;
+  const pending = new Map<number, Pending>();
 
+  const take = (reply: Reply) => {
+    const known = pending.get(reply.id);
+    if ("step" in reply) return known?.onStep?.(reply.step, reply.steps, reply.loss);
+    pending.delete(reply.id);
+    if ("error" in reply) known?.reject(new Error(reply.error));
+    else known?.resolve(("outcome" in reply ? reply.outcome : reply.chances) as never);
+  };
+  const stop = () => {
+    worker?.terminate();
+    worker = null;
+    pending.clear();
+  };
   const start = (): Worker => {
     const made = new Worker(WORKER_URL, { type: "module" });
-    made.onmessage = ({ data: reply }: MessageEvent<Reply>) => {
-      if (!pending || reply.id !== pending.id) return;
-      if ("step" in reply) pending.onStep(reply.step, reply.steps, reply.loss);
-      else if ("outcome" in reply) pending.resolve(reply.outcome);
-      else pending.reject(new Error(reply.error));
-    };
+    made.onmessage = ({ data: reply }: MessageEvent<Reply>) => take(reply);
     made.onerror = (event) => {
-      pending?.reject(new Error(`the training stopped: ${event.message || "the browser ended it, perhaps for lack of memory"}`));
+      const lost = [...pending.values()];
       stop();
+      const reason = event.message || "the browser ended it, perhaps for lack of memory";
+      for (const one of lost) one.reject(new Error(`the training stopped: ${reason}`));
     };
     made.postMessage({ data } satisfies Request);
     return made;
   };
-  const stop = () => {
-    worker?.terminate();
-    worker = pending = null;
-  };
+  const ask = <Result>(make: (id: number) => Request, onStep?: Pending["onStep"]): Promise<Result> =>
+    new Promise((resolve, reject) => {
+      requests += 1;
+      pending.set(requests, { onStep, resolve, reject });
+      worker ??= start();
+      worker.postMessage(make(requests));
+    });
   return {
-    perform: (job: Job, onStep) =>
-      new Promise((resolve, reject) => {
-        tasks += 1;
-        pending = { id: tasks, onStep, resolve, reject };
-        worker ??= start();
-        worker.postMessage({ id: tasks, job } satisfies Request);
-      }),
+    perform: (job, onStep) => ask<Outcome>((id) => ({ id, job }), onStep),
+    predict: (x) => ask<number[]>((id) => ({ id, x })),
     stop,
   };
 }

@@ -106,6 +106,17 @@ export class Network {
     return tallies;
   }
 
+  /** Return the probability of each class for one example. */
+  async predict(x: Uint8Array, classes: number): Promise<number[]> {
+    const graph = this.find("evaluation");
+    const out = await graph.run({ ...this.weights, ...fill(graph, { x, y: Int32Array.of(0) }, [0]) });
+    const logits = [...(out[`out.${Object.keys(out).length - 1}`]?.data as Float32Array).slice(0, classes)];
+    const most = Math.max(...logits);
+    const powers = logits.map((one) => Math.exp(one - most));
+    const sum = powers.reduce((all, one) => all + one, 0);
+    return powers.map((one) => one / sum);
+  }
+
   /** Return the parameters, and the statistics if the recipe tracks them. */
   read(): Tensors {
     const kinds = this.recipe.norm === "tracked" ? ["p", "b"] : ["p"];

@@ -33,6 +33,7 @@ interface Work {
   notes: Record<string, unknown>;
 }
 
+let latest: Network | null = null; // the last one that was tested, so it has running statistics
 const open = new Map<string, Graph>(); // by digest, kind and submodel
 
 /** Throws Refused with the reason for the coordinator, Malformed for weights that are not valid. */
@@ -49,6 +50,13 @@ export async function perform(job: Job, data: Dataset, onStep: OnStep): Promise<
   const head = { run, round, attempt, agent, work: task.work, submodel, version, ...counts, tensors: {} };
   const loss = typeof work.notes.loss === "number" ? work.notes.loss : Number.NaN;
   return { update: encodeBlob(head, tensors), loss, seconds: (performance.now() - begun) / 1000 };
+}
+
+/** Return the probability of each class for one example, by the network that was tested last. Throws
+    Refused before the first test. */
+export async function predict(x: Uint8Array, data: Dataset): Promise<number[]> {
+  if (!latest) throw new Refused("The network was not tested on this device yet: try again after the next round.");
+  return latest.predict(x, data.outputs);
 }
 
 const WORKS = {
@@ -78,6 +86,7 @@ const WORKS = {
   async evaluate(network: Network, task: Task, data: Dataset): Promise<Work> {
     const labels = task.submodel.network.objective === "class" ? listLabels(data) : [];
     const tallies = await network.evaluate(data.held, data.outputs, labels);
+    latest = network;
     return { samples: data.held.y.length, steps: 0, tensors: new Map(), notes: { tallies } };
   },
 };
