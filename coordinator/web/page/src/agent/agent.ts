@@ -1,28 +1,21 @@
 // An agent of a run: it joins, takes tasks, and sends their updates, as docs/protocol.md specifies.
-import type { GraphFile } from "../trainer/graph";
-import type { Job, Outcome } from "../trainer/perform";
-import { Downloads, type Source } from "./downloads";
+import { Downloads } from "./downloads";
 import { decode, encode } from "./envelope";
 import { type Door, type Link, openLink } from "./link";
-import { type Body, type Card, type DataCard, heartbeatInterval, type Message, nameSubmodel, nameTransfer, type Task } from "./messages";
+import { type Body, type Card, type DataCard, heartbeatInterval, type Message, type Task } from "./messages";
 import { Namesake } from "./namesake";
 import { identify, makeOffer, Outbox } from "./outbox";
 import { holdOn, type Store } from "./store";
+import { now, type Office, Tasks, type Trainer } from "./tasks";
 import { Topics } from "./topics";
 import { measureUplink, type Uplink } from "./uplink";
 import { EMPTY, type View } from "./view";
 
 const TICK = 500; // milliseconds
 const MARGIN = 4096; // bytes of a chunk's envelope
+const SMALL = 65_536; // bytes of a chunk before the connection is measured
 const REPEAT = 20; // seconds until a refused profile is repeated again; then twice as long each time
 const EPOCH = "epoch"; // in the store: the highest of the run's coordinators
-const FAILURES = 16; // remembered, to repeat them
-
-/** Runs tasks. A stopped task never ends. */
-export interface Trainer {
-  perform(job: Job, onStep: (step: number, steps: number, loss: number) => void): Promise<Outcome>;
-  stop(): void;
-}
 
 /** device: the fields of a profile that describe the device and its trainer. */
 export interface Equipment {
@@ -36,30 +29,21 @@ export interface Equipment {
   onChange(view: View): void;
 }
 
-/** A task that is not finished. until: its deadline on this clock, in seconds. */
-interface Open {
-  task: Task;
-  until: number;
-  stage: "waiting" | "download" | "work";
-}
-
-export class Agent {
-  private view: View = EMPTY;
+export class Agent implements Office {
+  view: View = EMPTY;
   private readonly session = crypto.getRandomValues(new Uint32Array(4)).join("-");
-  private readonly topics: Topics;
-  private readonly store: Store;
+  readonly topics: Topics;
+  readonly store: Store;
   private readonly link: Link;
-  private readonly downloads: Downloads;
-  private readonly outbox: Outbox;
+  readonly downloads: Downloads;
+  readonly outbox: Outbox;
   private readonly namesake = new Namesake(this.session);
   private readonly timer: ReturnType<typeof setInterval>;
-  private tasks: Open[] = [];
-  private failures: Record<string, unknown>[] = [];
+  private readonly tasks = new Tasks(this);
   private uplink: Uplink | null = null;
   private measuring = false;
   private announced = false;
   private epoch = 0;
-  private step = { step: 0, steps: 0 };
   private beat = { at: Number.NEGATIVE_INFINITY, activity: "" };
   private repeat = { at: Number.NEGATIVE_INFINITY, pause: 0 };
 
@@ -85,19 +69,31 @@ export class Agent {
   pause(reason: string): void {
     if (reason === this.view.paused) return;
     this.change({ paused: reason });
-    if (reason) {
-      for (const { task } of this.tasks) this.fail(task, reason, true);
-      this.drop(() => true);
-    }
+    if (reason) this.tasks.putOff(reason);
     if (this.announced) this.publishStatus();
   }
 
   /** Leave the run, and keep finished updates for the next visit. */
   async leave(reason = "You left the run."): Promise<void> {
     if (this.view.over) return;
-    this.drop(() => true);
+    this.tasks.clear();
     if (this.announced) this.publish("status", this.topics.status, this.describeStatus(false), true);
     await this.end(reason);
+  }
+
+  // ---- what tasks use ----------------------------------------------------------------------------
+
+  get trainer(): Trainer {
+    return this.equipment.trainer;
+  }
+
+  get chunk(): number {
+    return (this.uplink?.chunk ?? SMALL) - MARGIN;
+  }
+
+  /** Publish a message about a task. While the connection is down, nothing: it is repeated later. */
+  say(kind: string, body: object): void {
+    if (this.announced) this.publish(kind, this.topics.say, body);
   }
 
   // ---- connection --------------------------------------------------------------------------------
@@ -184,7 +180,7 @@ export class Agent {
         this.outbox.takeGrant(message.body);
         return this.sendChunks();
       case "receipt": return this.takeReceipt(message.body);
-      case "abort": return this.drop(({ task }) => task.round <= message.body.round && task.attempt <= message.body.attempt);
+      case "abort": return this.takeAbort(message.body);
       case "goodbye": return void this.sayGoodbye(`The run is over: ${message.body.reason}`);
       case "refusal": return this.takeRefusal(message.body);
       case "status": return this.takeStatus(message.body, retained);
@@ -198,11 +194,16 @@ export class Agent {
     this.change({ card });
     if (misfit) return void this.sayGoodbye(misfit);
     if (known && identify(known) !== identify(card)) {
-      this.drop(() => true);
+      this.tasks.clear();
       this.outbox.removeAll(() => true);
-      this.failures = [];
     }
     void this.announce();
+  }
+
+  private takeAbort({ round, attempt }: Body<"abort">): void {
+    const isAborted = (task: Task) => task.round <= round && task.attempt <= attempt;
+    this.tasks.drop(({ task }) => isAborted(task));
+    this.outbox.removeAll(isAborted);
   }
 
   private takeStatus(status: Body<"status">, retained: boolean): void {
@@ -226,112 +227,14 @@ export class Agent {
     else if (task.work === "train") this.change({ finished: this.view.finished + 1 });
   }
 
-  // ---- tasks -------------------------------------------------------------------------------------
-
   private takeTask(task: Task): void {
-    if (task.run !== this.equipment.run || task.agent !== this.equipment.door.name) return;
-    const name = nameTransfer(task);
-    const sending = this.outbox.find(task);
-    if (sending) return this.publish("offer", this.topics.say, makeOffer(sending));
-    const failed = this.failures.find((one) => one.transfer === name);
-    if (failed) return this.publishFailure(failed);
-    const open = this.tasks.find((one) => nameTransfer(one.task) === name);
-    if (open) {
-      open.until = now() + task.deadline;
-      return;
-    }
-    this.drop((one) => supersedes(task, one.task));
-    if (this.view.paused) return this.fail(task, this.view.paused, true);
-    this.tasks.push({ task, until: now() + task.deadline, stage: "waiting" });
-    this.startNext();
-  }
-
-  private startNext(): void {
-    const [next] = this.tasks;
-    if (!next || next.stage !== "waiting") return;
-    next.stage = "download";
-    this.step = { step: 0, steps: 0 };
-    void this.carryOut(next);
-  }
-
-  /** Download what a task needs, run it, and offer its update. */
-  private async carryOut(open: Open): Promise<void> {
-    const { task } = open;
-    try {
-      const job = await this.fetchJob(task);
-      if (!this.tasks.includes(open)) return;
-      open.stage = "work";
-      this.change({ round: task.round });
-      const outcome = await this.equipment.trainer.perform(job, (step, steps, loss) => {
-        this.step = { step, steps };
-        this.change({ done: step / steps, loss });
-      });
-      if (!this.tasks.includes(open) || !this.view.card) return;
-      if (task.work === "train") {
-        this.change({ loss: outcome.loss, losses: [...this.view.losses, { round: task.round, loss: outcome.loss }] });
-      }
-      const chunk = (this.uplink?.chunk ?? 65_536) - MARGIN;
-      const upload = await this.outbox.add(task, outcome.update, chunk, this.view.card);
-      if (this.announced) this.publish("offer", this.topics.say, makeOffer(upload));
-    } catch (error) {
-      if (!this.tasks.includes(open)) return;
-      this.fail(task, error instanceof Error ? error.message : String(error), false);
-    }
-    this.tasks = this.tasks.filter((one) => one !== open);
-    this.change({ done: null });
-    this.startNext();
-  }
-
-  private async fetchJob(task: Task): Promise<Job> {
-    const graphs: GraphFile[] = [];
-    for (const { kind, digest, size } of task.graphs) {
-      const data = await this.fetch({ base: this.topics.graph(digest), key: `graph/${digest}`, digest, size });
-      graphs.push({ kind, digest, data });
-    }
-    const base = this.topics.model(task.slot, nameSubmodel(task.submodel));
-    const weights = await this.fetch({ base, key: `weights/${task.digest}`, digest: task.digest, size: task.size });
-    for (const key of await this.store.keys()) {
-      if (key.startsWith("weights/") && key !== `weights/${task.digest}`) await this.store.delete(key);
-    }
-    return { task, weights, graphs };
-  }
-
-  private fetch(source: Source): Promise<Uint8Array> {
-    return this.downloads.fetch(source);
-  }
-
-  private fail(task: Task, reason: string, paused: boolean): void {
-    const { run, round, attempt, work } = task;
-    const failure = { run, round, attempt, work, submodel: nameSubmodel(task.submodel), reason: reason.slice(0, 1000), paused };
-    const known = { ...failure, transfer: nameTransfer(task) };
-    if (!paused) {
-      this.failures = [...this.failures, known].slice(-FAILURES);
-      this.complain(`Round ${round}: this device could not ${work}: ${reason}`);
-    }
-    this.publishFailure(known);
-  }
-
-  private publishFailure({ transfer, ...failure }: Record<string, unknown>): void {
-    void transfer;
-    this.publish("failure", this.topics.say, failure);
-  }
-
-  /** Drop open tasks, but no finished updates. */
-  private drop(gone: (open: Open) => boolean): void {
-    const [first] = this.tasks;
-    this.tasks = this.tasks.filter((one) => !gone(one));
-    if (first && !this.tasks.includes(first)) {
-      if (first.stage === "download") this.downloads.stop();
-      if (first.stage === "work") this.equipment.trainer.stop();
-      this.change({ done: null });
-    }
-    this.startNext();
+    if (task.run === this.equipment.run && task.agent === this.equipment.door.name) this.tasks.take(task);
   }
 
   // ---- time --------------------------------------------------------------------------------------
 
   private tick(): void {
-    this.drop((one) => now() > one.until);
+    this.tasks.expire();
     this.change({ activity: this.describeActivity() });
     if (this.view.link !== "up" || !this.announced) return;
     this.downloads.tick();
@@ -352,21 +255,20 @@ export class Agent {
   }
 
   private describeActivity(): string {
-    const [first] = this.tasks;
+    const first = this.tasks.active;
     if (first) return first.stage === "work" ? first.task.work : "download";
     return this.outbox.list().length ? "send" : "idle";
   }
 
   private sendHeartbeat(): void {
-    const [first] = this.tasks;
+    const first = this.tasks.active;
     const { activity } = this.view;
     if (now() - this.beat.at < heartbeatInterval(first?.task.lease ?? 0) && activity === this.beat.activity) return;
     this.beat = { at: now(), activity };
     const working = first?.stage === "work";
     const [round, work] = working ? [first.task.round, first.task.work] : [0, ""];
-    const step = working ? this.step : { step: this.downloads.chunks, steps: 0 };
     const { name } = this.equipment.door;
-    const heartbeat = { agent: name, session: this.session, state: activity, round, loss: this.view.loss, work, ...step };
+    const heartbeat = { agent: name, session: this.session, state: activity, round, loss: this.view.loss, work, ...this.tasks.progress };
     this.publish("heartbeat", this.topics.heartbeat, heartbeat);
   }
 
@@ -387,24 +289,14 @@ export class Agent {
     await this.link.close();
   }
 
-  private complain(problem: string): void {
+  complain(problem: string): void {
     this.change({ problems: [...this.view.problems, problem].slice(-5) });
   }
 
-  private change(part: Partial<View>): void {
+  change(part: Partial<View>): void {
     this.view = { ...this.view, ...part };
     this.equipment.onChange(this.view);
   }
-}
-
-function now(): number {
-  return performance.now() / 1000;
-}
-
-/** Whether a task makes an older one obsolete. An evaluation leaves an earlier training alone. */
-function supersedes(task: Task, old: Task): boolean {
-  const later = task.round > old.round || (task.round === old.round && task.attempt > old.attempt);
-  return later && (task.work === "train" || old.work !== "train");
 }
 
 /** Return why data do not fit a run; empty if they fit. */

@@ -1,5 +1,5 @@
 // Run tasks and predictions in a worker.
-import type { Trainer } from "../agent/agent";
+import type { Trainer } from "../agent/tasks";
 import type { Dataset } from "../trainer/examples";
 import type { Outcome } from "../trainer/perform";
 import type { Reply, Request } from "./worker";
