@@ -98,6 +98,16 @@ NEED_BROKER = (
     *("agent pauses past its keepalive", "export killed", "release killed"),
     "broker drops retained messages",
 )
+# these start agents that train, while an attacker belongs to a fleet of raw agents
+REAL_AGENTS = {
+    "agent pauses past its keepalive",
+    "agent process killed",
+    "disk of an agent full",
+    "power cut of an agent",
+}
+# seconds: limit of a round with an attacker and a fault. A fault may lose an offer, which agents
+# repeat after 5 s: longer than the limit of a round with an attacker alone
+PAIR_DEADLINE = 20.0
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -147,8 +157,11 @@ def run_attack(name: str, folder: Path, seed: int, kind: str = "mosquitto") -> R
     trial.how, trial.forked = replace(trial.how, delay=DELAY), True
 
     def prepare(one: Trial) -> None:
-        for part in name.split(" + "):
+        parts = name.split(" + ")
+        for part in parts:
             (CALMS.get(part) or CATALOGUE[part])(one)
+        if one.others and not all(part in ATTACKERS for part in parts):
+            one.settings["fleet.deadline"] = PAIR_DEADLINE
 
     with trial.stack:
         outcome = conduct(trial, name, prepare)
@@ -163,6 +176,7 @@ def may_combine(one: str, other: str) -> bool:
         one == other
         or (one in EXCLUSIVE and other in EXCLUSIVE)
         or (one in ATTACKERS and other in ATTACKERS)
+        or ({one, other} & REAL_AGENTS and {one, other} & set(ATTACKERS))
         or (tls and {one, other} & set(NEED_BROKER))
     )
 

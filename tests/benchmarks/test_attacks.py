@@ -44,6 +44,8 @@ def test_a_seed_repeats_its_pairs_and_each_can_disturb_one_run() -> None:
         ("guessed tokens", "broker killed", False),
         ("guessed tokens", "mute", True),
         ("bit flip in the journal", "two coordinators", False),
+        ("disk of an agent full", "mute", False),
+        ("disk of an agent full", "broker killed", True),
     ],
 )
 def test_scenarios_that_control_the_same_part_are_not_combined(
