@@ -21,7 +21,6 @@ import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from coordinator.access import broker_setup
 from coordinator.access.broker_setup import (
     AuthorityWatcher,
     BrokerAccess,
@@ -41,6 +40,7 @@ from edge_agent.access.broker_credentials import renew_if_due, resolve_broker
 from edge_agent.access.enrolment import encode_key, sign_request
 from edge_agent.access.enrolment_files import load_credentials
 from federated.errors import ConfigError, LinkError, StoreError
+from federated.runtime import server_process
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_UP, OVERHEAD
 from federated.wire.links.catalogue import open_link
@@ -56,7 +56,7 @@ from tests.support.waiting import eventually
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for changes of the authority ten times as often."""
-    monkeypatch.setattr(broker_setup, "POLL", 0.1)
+    monkeypatch.setattr(server_process, "POLL", 0.1)
 
 
 @contextmanager
