@@ -97,9 +97,12 @@ def parse_mqtt_address(text: str) -> MqttAddress:
     if not host or port == 0:
         raise _make_error(text, "the host is missing" if not host else "port 0 is invalid")
     try:
+        valid = host.isprintable() and " " not in host  # a proxy would read more than a host
         host.encode("idna")
     except UnicodeError:
-        raise _make_error(text, "the host is not a valid name") from None
+        valid = False
+    if not valid:
+        raise _make_error(text, "the host is not a valid name")
     options = _read_options(text, scheme, parts.query)
     web = scheme in ("ws", "wss")
     if parts.path not in ("", "/") and not web:

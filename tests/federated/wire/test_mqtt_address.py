@@ -55,6 +55,8 @@ def test_an_address_is_parsed(text: str, expected: MqttAddress) -> None:
         ("[::1", "Invalid IPv6"),
         ("mqtt://a..b", "the host is not a valid name"),
         ("a" * 64, "the host is not a valid name"),
+        ("mqtt://a b", "the host is not a valid name"),
+        ("mqtt://a\x0bb", "the host is not a valid name"),
         ("http://broker", "none of mqtt, mqtts, ws, wss"),
         ("mqtt://broker/path", "only ws:// and wss:// take a path"),
         ("mqtt://broker?ca=x", "only mqtts://"),
