@@ -131,11 +131,16 @@ class Poller:
         self._thread.join()
 
     def _run(self) -> None:
+        said = ""
         while not self._stop.wait(POLL):
             try:
                 self._poll()
             except (EspalierError, OSError) as error:  # the next poll may succeed
-                log.error("%s: %s", self._name, error)
+                if (why := str(error)) != said:  # a full disk must not fill the log, too
+                    log.error("%s: %s", self._name, why)
+                said = why
+            else:
+                said = ""
 
 
 def relay_log(name: str, lines: IO[bytes]) -> None:

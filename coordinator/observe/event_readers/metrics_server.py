@@ -34,7 +34,7 @@ __all__ = ["MetricsServer"]
 MAX_CONNECTIONS, MAX_PER_ADDRESS = 32, 16
 MAX_REQUESTS = 10.0  # requests per second of a client
 MAX_RATE = 5.0  # connections per second of an address
-CLIENT_TIMEOUT = 10.0  # seconds in which a request must begin
+CONNECTION_TIMEOUT = 10.0  # seconds
 CLOSE_TIMEOUT = 2.0  # seconds that requests in progress have when the server closes
 STALE = 30.0  # seconds after which metrics are no longer served: the coordinator hangs
 
@@ -128,16 +128,19 @@ def main(descriptor: int, file: Path, *files: str) -> None:
     from federated.runtime.web_server import Limits, WebServer
 
     async def show(request: Request) -> Response:
-        age = time.time() - file.stat().st_mtime
+        try:
+            age, text = time.time() - file.stat().st_mtime, file.read_bytes()
+        except OSError as error:
+            return PlainTextResponse(f"no metrics: {error.strerror}\n", 503)
         if age > STALE:
             return PlainTextResponse(f"the coordinator hangs: no metrics for {age:.0f} s\n", 503)
-        return Response(file.read_bytes(), media_type=CONTENT_TYPE_LATEST)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     ended = become_server()
     limits = Limits(
         MAX_CONNECTIONS,
         CLOSE_TIMEOUT,
-        idle=CLIENT_TIMEOUT,
+        lifetime=CONNECTION_TIMEOUT,
         per_address=MAX_PER_ADDRESS,
         rate=MAX_RATE,
         requests=MAX_REQUESTS,
