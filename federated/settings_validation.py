@@ -28,6 +28,7 @@ __all__ = ["Natural", "Record", "Seed", "Settings", "validate"]
 
 Natural = Annotated[int, Meta(ge=0)]
 Seed = Annotated[int, Meta(ge=0, lt=2**62)]
+LIMIT = 1 << 63  # messages and databases hold no larger whole number
 R = TypeVar("R", bound="Record")
 NAMES = {
     int: "a whole number",
@@ -73,9 +74,12 @@ def validate(
     Raises SettingError with the key, the expected and the found value; for an unknown key, with the
     nearest known ones.
     """
-    for path, number in list_floats(tree):
+    for path, number in list_numbers(tree):
         if not math.isfinite(number):
             problem = f"{path}: expected a finite number, found {number}"
+            raise SettingError(where, path, problem)
+        if isinstance(number, int) and abs(number) >= LIMIT:
+            problem = f"{path}: expected a whole number below 2^63 in size, found {number}"
             raise SettingError(where, path, problem)
     try:
         return msgspec.convert(tree, kind)
@@ -83,16 +87,16 @@ def validate(
         raise SettingError(where, *explain_error(str(error), kind, tree, hint)) from error
 
 
-def list_floats(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield every float in plain values with its path, such as `fleet.deadline` or `widths[0]`."""
-    if isinstance(value, float):
+def list_numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield every number in plain values with its path, such as `fleet.deadline` or `widths[0]`."""
+    if isinstance(value, float | int):
         yield path, value
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            yield from list_floats(one, f"{path}.{key}" if path else str(key))
+            yield from list_numbers(one, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for index, one in enumerate(value):
-            yield from list_floats(one, f"{path}[{index}]")
+            yield from list_numbers(one, f"{path}[{index}]")
 
 
 def explain_error(

@@ -342,8 +342,8 @@ def command(
     """
     with report_errors("python -m benchmarks attacks", "coordinator", "interrupted"):
         jobs, say = list_jobs(choose(names), times, pairs, seed), speaker(form)
-        say(f"seed {seed}, {len(jobs)} runs")
         results = [one for one in read_log(log) if (one.name, one.outcome.seed) in jobs]
+        say(f"seed {seed}, {len(jobs)} runs")
         done = {(one.name, one.outcome.seed) for one in results}
         left = [job for job in jobs if job not in done]
         with (

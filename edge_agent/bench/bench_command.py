@@ -49,6 +49,7 @@ __all__ = ["FAILED", "INTERRUPTED", "Request", "bench", "predict"]
 SUSTAINED = 60.0  # seconds of inference, long enough to show thermal throttling
 FAILED, INTERRUPTED = 1, 130  # exit codes: a row failed or was slower than allowed; ctrl-C
 MAX_THREADS = 1024  # threads
+MAX_VALUES = 1 << 28  # numbers of one example
 PROBE_SECONDS, PROBE_RUNS = 0.5, 30  # minimum seconds and runs of a probe
 
 
@@ -190,6 +191,11 @@ def _check_request(request: Request) -> Report | None:
         raise UsageError(
             "--batch: expected at least 2 examples (batch norm needs a variance), or 0 for no "
             f"training, found {request.batch}"
+        )
+    if min(request.inputs, default=0) < 1 or math.prod(request.inputs) > MAX_VALUES:
+        raise UsageError(
+            f"--inputs: expected sizes of at least 1, at most {MAX_VALUES} values in all, "
+            f"found {','.join(map(str, request.inputs)) or 'none'}"
         )
     if not request.widths or not all(0 < width <= 1 for width in request.widths):
         raise UsageError(

@@ -5,6 +5,7 @@ until stopped. Does not import torch.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -40,15 +41,16 @@ def infer(request: InferRequest, form: str, say: Say, stop: threading.Event | No
     engine = Engine(store, threads=request.threads, held=held)
     if request.serves:
         return _serve(request, engine, form, say, stop or threading.Event())
+    explain_only = request.explain and not request.inputs
+    # before the release is downloaded and tested
+    sources: Sequence[Path | None] = () if explain_only else list_inputs(request.inputs)
     path = _open(engine, request)
     assert engine.session is not None
     assert engine.choice is not None
     if request.explain:
         say(format_trials(engine.choice))
-    explain_only = request.explain and not request.inputs
     if explain_only and form == "text":
         return ""
-    sources: Sequence[Path | None] = () if explain_only else list_inputs(request.inputs)
     rows = [
         (source, one)
         for source in sources
@@ -71,6 +73,8 @@ def _check_request(request: InferRequest) -> None:
     request.check_source()
     if request.sha256 is not None and (request.model is None or request.model.is_dir()):
         raise UsageError("--sha256 requires --model FILE; a release is always checked")
+    if request.sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", request.sha256):
+        raise UsageError(f"--sha256: expected 64 hexadecimal digits, found '{request.sha256[:80]}'")
     if request.mqtt and request.broker is None:
         raise UsageError("--mqtt requires --broker")
     if request.serves and (request.inputs or request.explain):

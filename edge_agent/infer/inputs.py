@@ -49,7 +49,7 @@ def list_inputs(inputs: Sequence[Path]) -> list[Path | None]:
     """Return the input files, with folders replaced by all readable files in them, sorted by
     name; standard input (None) without inputs.
 
-    DataError: a folder has no readable files.
+    DataError: a path does not exist, or a folder has no readable files.
     """
     return [file for path in inputs for file in _list_files(path)] or [None]
 
@@ -203,6 +203,8 @@ def parse_npy(data: bytes | bytearray, name: str) -> Array:
 
 
 def _list_files(path: Path) -> Iterator[Path]:
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder of examples")
     if not path.is_dir():
         yield path
         return

@@ -39,6 +39,10 @@ class Outer(Record, frozen=True):
             {"most": -1},
             "most: expected a whole number of at least 0 and below 4611686018427387904, found -1",
         ),
+        (
+            {"inner": {"names": {"a": -(2**63)}}},
+            "inner.names.a: expected a whole number below 2^63 in size, found -9223372036854775808",
+        ),
         ({"accuracy": 3}, "accuracy: expected a number between 0 and 1, found 3"),
         ({"shares": 1}, "shares: expected a list, found 1"),
         ({"shares": [0.5, 0]}, "shares[1]: expected a number above 0 and at most 1, found 0"),

@@ -198,6 +198,8 @@ def test_unwritable_file_keeps_the_rows(tmp_path: Path, monkeypatch: pytest.Monk
         (("nix.onnx",), 3, "nix.onnx: no such file"),
         (("--widths", "2"), 2, "--widths: expected numbers above 0 and at most 1, found 2"),
         (("--widths", ","), 2, "--widths: expected numbers above 0 and at most 1, found none"),
+        (("--inputs", "3,0,32"), 2, "--inputs: expected sizes of at least 1"),
+        (("--inputs", "99999999999,3,3"), 2, "at most 268435456 values in all"),
         (("--depths", "0"), 2, "--depths: expected numbers of at least 1, found 0"),
         (("--depths", "1,9"), 3, "--depths: expected depths from 1 to 4"),
         (("--model", "./no.py:net"), 3, "the file no.py does not exist"),

@@ -154,6 +154,7 @@ def test_damaged_release_is_refused(tmp_path: Path, x: Path) -> None:
         ({"broker": "127.0.0.1", "model": GRAPH}, "--model"),
         ({"broker": "127.0.0.1", "sha256": "0" * 64}, "--sha256 requires --model"),
         ({"model": GRAPH.parent, "sha256": "0" * 64}, "--sha256 requires --model FILE"),
+        ({"sha256": "0x12"}, "--sha256: expected 64 hexadecimal digits, found '0x12'"),
         ({"mqtt": True}, "--mqtt requires --broker"),
         ({"serve": "8080", "inputs": (GRAPH,)}, "--serve and --mqtt cannot"),
         ({"token_file": GRAPH}, "--token-file requires --serve"),
@@ -166,6 +167,13 @@ def test_flags_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         run_infer(**changes)
+
+
+def test_missing_inputs_are_refused_before_the_network_is_tested(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.onnx"
+    damaged.write_bytes(b"no graph")
+    with pytest.raises(DataError, match=r"absent\.npy: no such file"):
+        run_infer(model=damaged, inputs=(tmp_path / "absent.npy",))
 
 
 def test_inputs_that_do_not_fit_are_named(tmp_path: Path) -> None:
