@@ -201,7 +201,9 @@ def test_folder_lists_readable_files_by_name(tmp_path: Path) -> None:
         tmp_path / "inner" / "c.png",
     ]
     assert list_inputs([]) == [None]
-    assert list_inputs([tmp_path / "x.npy"]) == [tmp_path / "x.npy"]
+    assert list_inputs([tmp_path / "b.npy"]) == [tmp_path / "b.npy"]
+    with pytest.raises(DataError, match=r"x\.npy: no such file"):
+        list_inputs([tmp_path / "x.npy"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"expected files of .* in the folder, found none"):
         list_inputs([tmp_path / "empty"])
