@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -75,13 +75,14 @@ class Result(Progress):
     epsilon: float
 
 
-def conduct(run: RunContext, evaluator: Evaluator, first: State) -> Result:
-    """Run rounds until the run is over, after resuming an interrupted one. first: the state before
-    the first round.
+def conduct(run: RunContext, evaluator: Evaluator, take_first: Callable[[], State]) -> Result:
+    """Run rounds until the run is over, after resuming an interrupted one.
+
+    take_first: gives the state before the first round away, whose memory later rounds do not need.
     """
     start = time.monotonic()
     publish_privacy(run)  # spent by earlier processes
-    progress = load_progress(run, first)
+    progress = load_progress(run, take_first())
     history, training = resume_round(run, progress.state, progress.history)
     progress = replace(progress, history=history)
     while not is_over(run, progress):

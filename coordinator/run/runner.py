@@ -173,15 +173,17 @@ def _conduct(
     for reason in inactive(method, menu, settings):
         log.warning("%s: %s", method.name, reason)
     store.write_facts(Facts(to_json(config), network, menu, list_reach(method, menu, settings)))
-    first = method.start(make_weights(config, network, method), menu, settings)
-    recipes = [method.recipe(first, one) for one in menu]
+    first = [method.start(make_weights(config, network, method), menu, settings)]
+    recipes = [method.recipe(first[0], one) for one in menu]
     check_hooks(method, recipes)
     needed = frozenset[str]().union(*map(list_required_capabilities, recipes))
     hooks = method.hooks
     exported = {name_hook(hooks.name)} if hooks is not None and hooks.plain else set[str]()
     fleet.admit(Eligibility(config, network, needed, frozenset(exported)))
     past = (
-        PastStates(store, first, config.fleet.staleness) if fleet.round.rules.stale >= 0 else None
+        PastStates(store, first[0], config.fleet.staleness)
+        if fleet.round.rules.stale >= 0
+        else None
     )
     with closing(TrainingGraphs(fleet.endpoint.slots, store.folder / "graphs")) as graphs:
         run = RunContext(
@@ -199,7 +201,7 @@ def _conduct(
             graphs,
             options.patience,
         )
-        return conduct(run, Evaluator(run, prepared.data, options.device), first)
+        return conduct(run, Evaluator(run, prepared.data, options.device), first.pop)
 
 
 def check_hooks(method: Method, recipes: Collection[Recipe]) -> None:

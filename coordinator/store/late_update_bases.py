@@ -27,7 +27,7 @@ class PastStates:
 
     def __init__(self, store: Store, first: State, staleness: int) -> None:
         """first: the state before the first round."""
-        self.staleness, self._store, self._first = staleness, store, first
+        self.staleness, self._store, self._like = staleness, store, replace(first, tensors={})
         self._states: dict[int, State] = {0: first}
         self._touched: dict[int, Touched] = {}  # by round
         store.kept = max(store.kept, staleness + 1)
@@ -42,9 +42,7 @@ class PastStates:
         """Add the rectangles that a finished round touched, and remove unneeded ones."""
         self._touched[round] = touched
         self._states = {
-            number: state
-            for number, state in self._states.items()
-            if not number or self.within(number, round)
+            number: state for number, state in self._states.items() if self.within(number, round)
         }
         self._touched = {
             number: one for number, one in self._touched.items() if self.within(number - 1, round)
@@ -75,7 +73,7 @@ class PastStates:
                 f"round {round} was stored without the list of weights that it changed, which "
                 "late updates need: resume with fleet.late and fleet.mode unchanged"
             )
-        self._states[round] = replace(self._first, round=round, tensors=tensors)
+        self._states[round] = replace(self._like, round=round, tensors=tensors)
         self._touched.setdefault(round, decode_touched(text))
 
 
