@@ -225,7 +225,7 @@ def record_log(path: Path, about: dict[str, Any]) -> Iterator[None]:
 
 
 def _open(file: Path) -> RotatingHandler:
-    with explain_os_errors(ConfigError, f"log file {file}"), file.open("a"):
+    with explain_os_errors(ConfigError, f"log file {file}: cannot be written"), file.open("a"):
         pass
     handler = RotatingHandler(file)
     handler.setLevel(logging.INFO)

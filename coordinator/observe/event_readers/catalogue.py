@@ -17,7 +17,7 @@ from coordinator.observe.event_readers.prometheus_metrics import count_metrics
 from coordinator.observe.event_readers.reader import ReaderFactory
 from coordinator.observe.event_readers.tensorboard import write_tensorboard
 from coordinator.settings.config import Config
-from federated.runtime.extension_errors import find
+from federated.runtime.extension_errors import check_parameters, find
 from models.extension_lookup import ExtensionPoint
 
 __all__ = ["ALWAYS", "POINT", "READERS", "find_readers", "list_optional"]
@@ -42,8 +42,11 @@ def list_optional() -> list[str]:
 
 def find_readers(config: Config) -> dict[str, ReaderFactory]:
     """Return the factories of a run's readers by name. Raises Unknown, and ConfigError for one that
-    cannot be imported.
+    cannot be imported or has other parameters.
     """
     served = ("metrics",) if config.metrics.listen else ()
     names = dict.fromkeys((*ALWAYS, *served, *config.observe.readers))
-    return {name: find(POINT, name, READERS) for name in names}
+    found = {name: find(POINT, name, READERS) for name in names}
+    for name, make in found.items():
+        check_parameters(POINT.noun, name, make, "context")
+    return found

@@ -16,7 +16,7 @@ from coordinator.observe.events import Event, Publish, RunEnded
 from coordinator.settings.config import Config
 from coordinator.store.control_requests import Control, Stopped
 from federated.errors import ConfigError
-from federated.runtime.extension_errors import check_parameters, report_failure
+from federated.runtime.extension_errors import report_failure
 from federated.runtime.logs import EVENTS, record_log
 
 __all__ = ["Oversight", "make_reader", "oversee", "publish_safely"]
@@ -82,7 +82,6 @@ def make_reader(name: str, make: ReaderFactory, context: ReaderContext) -> Publi
     """Return the reader that a factory makes. Raises ConfigError if it makes none, and the errors
     of the factory.
     """
-    check_parameters(POINT.noun, name, make, "context")
     with report_failure(POINT.noun, name):
         read: Any = make(context)
     if not callable(read):

@@ -185,7 +185,9 @@ def test_a_full_disk_loses_log_lines_with_one_warning(
 
 
 def test_a_log_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"log file .*missing/log: No such file"):
+    with pytest.raises(
+        ConfigError, match=r"log file .*missing/log: cannot be written: No such file"
+    ):
         logs.configure(file=tmp_path / "missing" / "log")
     done = CliRunner().invoke(main, ["join", "--log-file", str(tmp_path / "missing" / "log")])
     assert (done.exit_code, "error: log file" in done.output) == (3, True)

@@ -47,6 +47,19 @@ def test_an_unknown_reader_is_an_error_before_the_run_has_a_folder(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def make_without_context() -> None:
+    raise AssertionError("not called")
+
+
+def test_a_reader_with_other_parameters_is_an_error_before_the_run_has_a_folder(
+    tmp_path: Path,
+) -> None:
+    name = f"{__name__}:make_without_context"
+    with pytest.raises(ConfigError, match=r"event reader .* takes \(\), expected \(context\)"):
+        prepare(make_config({"observe.readers": [name]}), tmp_path, resume=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_metrics_without_an_address_are_an_error(tmp_path: Path) -> None:
     context = ReaderContext(tmp_path, Config(), lambda: 0.0)
     with pytest.raises(ConfigError, match=r"set metrics\.listen"):
