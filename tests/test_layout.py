@@ -76,6 +76,7 @@ ROOMS = {
         "store",
         "broker",
         "access",
+        "phones",
         "fleet",
         "observe.event_readers",
         "phases",

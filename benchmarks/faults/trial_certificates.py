@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.access.certificate_authority import LIFE, Authority
 from coordinator.broker.local_addresses import find_free_port
-from edge_agent.access.enrolment import encode_key, sign_request
+from edge_agent.access.enrolment import encode_key
+from federated.certificate_request import sign_request
 from federated.runtime import atomic_files
 
 __all__ = ["TlsSetup"]

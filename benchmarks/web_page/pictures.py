@@ -15,10 +15,10 @@ from typing import Any, Literal
 from benchmarks.generated_docs.live_view import start_agents
 from benchmarks.web_page.browser import open_chromium, sign_in
 from coordinator.broker import local_broker as brokers
+from coordinator.built_page import find_page
 from coordinator.simulate.demo_fleet import DEVICES, Running, process, python_command
 from coordinator.views.run_status import describe_status
 from coordinator.web.page_server import PageServer, Site
-from coordinator.web.serve import find_page
 from coordinator.web.sign_in import TokenHolder
 from federated.errors import FleetError, StoreError
 from federated.runtime.connection_limits import listen
@@ -69,7 +69,7 @@ def take_pictures(into: Path, folder: Path, shots: Sequence[Shot]) -> None:
     """Run the demo's four agents on digits, and write pictures of the page. This takes about two
     minutes. folder: of the run. Raises ConfigError, MissingExtra, FleetError.
     """
-    page_files = find_page()
+    page_files = find_page("python -m benchmarks page_pictures")
     with run_agents(folder) as (runs, coordinator), open_chromium() as browser:
         site = Site(runs, page_files, [TokenHolder(TOKEN)])
         with closing(PageServer(site, listen("127.0.0.1", 0))) as server:

@@ -61,13 +61,17 @@ __all__ = ["enroll"]
     metavar="TIME",
     help="lifetime of a token: 90s, 30m, 1h, 7d; at most 90d",
 )
+@click.option(
+    "--phone", is_flag=True, help="print a code for a phone to scan (coordinator start --phones)"
+)
 @PKI
 @FORMAT
 def enroll(name: str | None, source: Path | None, pki: str, form: str, **options: Any) -> None:
     """Create a token that enrols one device as NAME.
 
-    The token works once, with `edge-agent join --token-file`. The certificate authority is created
-    if there is none. With --from and --out, create the tokens of a list of devices: all or none.
+    The token works once, with `edge-agent join --token-file` or in a phone's browser. The
+    certificate authority is created if there is none. With --from and --out, create the tokens of a
+    list of devices: all or none.
     """
     with print_errors("enroll"):
         from coordinator.access.configured_authority import (
@@ -81,12 +85,18 @@ def enroll(name: str | None, source: Path | None, pki: str, form: str, **options
             parse_seconds,
             read_devices,
         )
+        from coordinator.phones.defaults import FACT
+        from coordinator.phones.phone_code import find_host
         from coordinator.settings.service_tables import Broker
 
         if (name is None) == (source is None) or (source is None) != (options["out"] is None):
             raise UsageError("expected either NAME, or --from FILE and --out FILE")
         if source is not None and options["groups"]:
             raise UsageError("--group: write the groups into the column groups of --from")
+        if source is not None and options["phone"]:
+            raise UsageError(
+                "--phone: expected NAME instead of --from, since each phone scans its own"
+            )
         seconds, groups = parse_seconds(options["valid"]), parse_groups(options["groups"])
         devices = (
             [Device(name or "", seconds, groups)]
@@ -94,10 +104,15 @@ def enroll(name: str | None, source: Path | None, pki: str, form: str, **options
             else read_devices(source, seconds)
         )
         with closing(open_authority(Broker(pki=pki))) as authority:
-            address = find_enrolment_address(authority, options["host"], options["port"])
+            page = authority.registry.get_fact(FACT) if options["phone"] else ""
+            host = find_host(page, options["host"]) if options["phone"] else options["host"]
+            address = find_enrolment_address(authority, host, options["port"])
             tokens = enrol_devices(authority, devices, address, options["out"])
         if source is None:
-            print_token(tokens[0], form, options["valid"])
+            if options["phone"]:
+                print_code(tokens[0], page, form, options["valid"])
+            else:
+                print_token(tokens[0], form, options["valid"])
             return
         found = {"devices": len(tokens), "out": str(options["out"])}
         print_result(found, form, lambda _: f"wrote {len(tokens)} tokens to {options['out']}")
@@ -105,12 +120,29 @@ def enroll(name: str | None, source: Path | None, pki: str, form: str, **options
 
 def print_token(token: Token, form: str, valid: str) -> None:
     """Print the token of one device. valid: its lifetime, in words."""
-    result = {"name": token.name, "token": str(token), "host": token.host, "port": token.port}
-    result["fingerprint"] = token.fingerprint.hex()
-    print_result(result, form, lambda _: str(token))
+    print_result(describe_token(token), form, lambda _: str(token))
     if form == "text":
         click.echo(
             f"On the device, run `edge-agent join --token-file -` within {valid} and paste the "
             "line above. The coordinator must be running (coordinator start --tls).",
             err=True,
         )
+
+
+def print_code(token: Token, page: str, form: str, valid: str) -> None:
+    """Print the code with which one phone joins. page: its address, as in the registry."""
+    from coordinator.phones.phone_code import draw_code, format_page_url
+
+    url = format_page_url(page, token)
+    print_result({**describe_token(token), "url": url}, form, lambda _: f"{draw_code(url)}\n{url}")
+    if form == "text":
+        click.echo(
+            f"Scan the code with the phone within {valid}, or open the address there. The "
+            "coordinator must be running (coordinator start --phones).",
+            err=True,
+        )
+
+
+def describe_token(token: Token) -> dict[str, Any]:
+    found = {"name": token.name, "token": str(token), "host": token.host, "port": token.port}
+    return {**found, "fingerprint": token.fingerprint.hex()}

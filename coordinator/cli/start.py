@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from coordinator.cli.options import FILE, INIT, RUNS, config_flag, list_given, print_errors
+from coordinator.phones.defaults import ADDRESS as PHONES
 from coordinator.web.defaults import ADDRESS
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, print_result, speaker
@@ -58,6 +59,17 @@ __all__ = ["start"]
 @config_flag("--log-format", key="log.format", type=click.Choice(["text", "json"]))
 @config_flag("--log-file", key="log.file", metavar="FILE")
 @config_flag("--metrics", key="metrics.listen", metavar="HOST:PORT")
+@config_flag(
+    "--phones",
+    key="phones.listen",
+    is_flag=False,
+    flag_value=PHONES,
+    metavar="[HOST:PORT]",
+    help=f"also serve the page with which phones join, by default at {PHONES}; `coordinator enroll "
+    "NAME --phone` prints a code for one phone",
+)
+@config_flag("--phones-certificate", key="phones.certificate", metavar="FILE")
+@config_flag("--phones-key", key="phones.key", metavar="FILE")
 @config_flag("--seed", key="seed", type=int, metavar="N")
 @config_flag("--name", key="name", metavar="RUN")
 @click.option(

@@ -24,6 +24,7 @@ from coordinator.observe.event_readers.terminal_output import (
 )
 from coordinator.observe.events import Event, LoopTurned, Publish, publish_to
 from coordinator.observe.fleet_scores import list_untrained, select_overall
+from coordinator.phones.phone_server_process import serve_phones
 from coordinator.round.round_state import Agent
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.rounds import Result
@@ -147,6 +148,7 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
     with (
         ServiceManager() as manager,  # before the broker, which must not inherit it
         open_broker_access(config.broker, folder, view.say, config.wire.chunk) as broker_access,
+        serve_phones(config, broker_access.address, view.say),
         closing(open_link(broker_access.address, f"coordinator-{config.name}", will)) as link,
         open_view(config, fleets, view) as read,
     ):

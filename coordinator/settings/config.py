@@ -32,7 +32,7 @@ from coordinator.settings.config_tables import (
     Simulate,
     Wire,
 )
-from coordinator.settings.service_tables import Broker, Log, Metrics
+from coordinator.settings.service_tables import Broker, Log, Metrics, Phones
 from federated.defaults import METHOD
 from federated.errors import ConfigError, EspalierError, SettingError, Unknown, UsageError
 from federated.settings_validation import Record, Seed, Settings, validate
@@ -84,6 +84,7 @@ class Config(Record, frozen=True, dict=True):
     simulate: Simulate = Simulate()
     log: Log = Log()
     metrics: Metrics = Metrics()
+    phones: Phones = Phones()
     observe: Observe = Observe()
 
     @property

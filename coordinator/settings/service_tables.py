@@ -10,7 +10,7 @@ from federated.settings_validation import Record
 from federated.wire.enrolment_token import PORT as ENROLMENT_PORT
 from federated.wire.mqtt_address import PORTS
 
-__all__ = ["Broker", "Log", "Metrics"]
+__all__ = ["Broker", "Log", "Metrics", "Phones"]
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
@@ -84,3 +84,15 @@ class Metrics(Record, frozen=True):
         str,
         Meta(description="Certificate file of the authority that signs the clients' certificates."),
     ] = ""
+
+
+class Phones(Record, frozen=True):
+    """The page with which phones join the run (the extra `web`)."""
+
+    listen: Annotated[
+        str, Meta(description="Address of the phones' page, as HOST:PORT; empty: no page.")
+    ] = ""
+    certificate: Annotated[
+        str, Meta(description="Certificate file of the phones' page; empty: HTTP without TLS.")
+    ] = ""
+    key: Annotated[str, Meta(description="Key file of this certificate.")] = ""

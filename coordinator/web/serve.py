@@ -9,20 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
+from coordinator.built_page import find_page
 from coordinator.web.defaults import ADDRESS, TOKEN
 from coordinator.web.page_server import LOCAL, PageServer, Site, format_url
 from coordinator.web.sign_in import load_tokens
-from federated.errors import ConfigError, MissingExtra, UsageError, explain_os_errors
+from coordinator.web_certificate import load_certificate
+from federated.errors import ConfigError, UsageError, explain_os_errors
 from federated.runtime.connection_limits import listen
 from federated.runtime.listen_address import ListenAddress, parse_listen_address
 from federated.runtime.server_process import Poller, ServerProcess, become_server
 
-__all__ = ["Listen", "find_page", "serve_beside", "serve_page"]
-
-PACKAGE = "espalier_web"  # the built page, which has a distribution of its own
+__all__ = ["Listen", "serve_beside", "serve_page"]
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,9 @@ def prepare_site(runs: Path, where: Listen) -> tuple[Site, ListenAddress, ssl.SS
     """Check where the page is served, and create the folder of the runs and the tokens if they are
     missing. Raises UsageError, ConfigError, MissingExtra.
     """
-    files, tls = find_page(), load_certificate(where)
     option, certificate, key = where.options
+    files = find_page("coordinator web")
+    tls = load_certificate(where.certificate, where.key, (certificate, key))
     address = parse_listen_address(where.address, option, ADDRESS)
     if not address.local and tls is None:
         raise UsageError(
@@ -103,32 +103,6 @@ def main(descriptor: int, runs: Path, address: str, *files: str) -> None:
         while not ended.wait(1):
             if not server.alive:
                 sys.exit("the server stopped")
-
-
-def find_page() -> Path:
-    """Return the folder of the built page. Raises MissingExtra."""
-    found = find_spec(PACKAGE)
-    if found is None or found.origin is None:
-        raise MissingExtra("coordinator web", "web", PACKAGE, "in a clone: make web")
-    return Path(found.origin).parent / "static"
-
-
-def load_certificate(where: Listen) -> ssl.SSLContext | None:
-    """Return a context for HTTPS; None without a certificate. Raises UsageError, ConfigError."""
-    _, certificate, key = where.options
-    if where.certificate is None and where.key is None:
-        return None
-    if where.certificate is None or where.key is None:
-        raise UsageError(f"HTTPS needs both {certificate} FILE and {key} FILE")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(where.certificate, where.key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"{certificate} {where.certificate} and {key} {where.key}: {error}"
-        ) from error
-    return context
 
 
 if __name__ == "__main__":

@@ -21,11 +21,12 @@ from pathlib import Path
 import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from edge_agent.access.enrolment_files import Credentials, Enrolment, hold_lock
+from federated.certificate_request import sign_request
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.system.connection_deadline import ConnectionDeadline
@@ -111,13 +112,6 @@ def load_certificate(pem: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(pem.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{pem}: expected a certificate in PEM: {error}") from error
-
-
-def sign_request(name: str, key: ec.EllipticCurvePrivateKey) -> str:
-    """Return a certificate request (PKCS #10, PEM) for a name, signed with its key."""
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    request = x509.CertificateSigningRequestBuilder().subject_name(subject)
-    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
 
 def load_or_create_key(path: Path) -> ec.EllipticCurvePrivateKey:

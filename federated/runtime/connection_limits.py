@@ -53,6 +53,8 @@ class Limits:
     rate: connections per address and second that send something; further ones are closed.
     requests: requests per client and second; further ones are answered with 429. A client is a
         certificate, or an address without one.
+    message: bytes of the largest message over a WebSocket; 0: no WebSockets, which need the package
+        `websockets`.
     """
 
     connections: int
@@ -62,6 +64,7 @@ class Limits:
     per_address: int | None = None
     rate: float = 200.0
     requests: float = 1000.0
+    message: int = 0
 
 
 class RateLimiter:

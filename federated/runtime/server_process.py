@@ -15,8 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from federated.errors import ConfigError, EspalierError
@@ -43,10 +44,17 @@ class ServerProcess:
     """
 
     def __init__(
-        self, name: str, module: str, listening: socket.socket, arguments: Sequence[str]
+        self,
+        name: str,
+        module: str,
+        listening: socket.socket,
+        arguments: Sequence[str],
+        secrets: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Start `python -m MODULE FD ARGUMENTS...` with the socket's descriptor. Raises ConfigError
         on Windows, where a process inherits no socket in this way.
+
+        secrets: environment variables, since other users can see arguments.
         """
         if os.name == "nt":
             listening.close()
@@ -57,6 +65,7 @@ class ServerProcess:
         self.port: int = listening.getsockname()[1]
         # -P: a file in the working directory must not hide a package
         self._command = ["-P", "-m", module, str(listening.fileno()), *arguments]
+        self._environment = {**os.environ, **secrets}
         self._process: subprocess.Popen[bytes] | None = None
         self._delay, self._started, self._due = RESTART_DELAY, 0.0, 0.0
         self.restart_if_dead()
@@ -106,6 +115,7 @@ class ServerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            env=self._environment,
             pass_fds=[self._socket.fileno()],
             start_new_session=True,  # Ctrl-C must reach only the parent
         )

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import uvicorn
@@ -24,6 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from federated.runtime.connection_limits import (
     Acceptor,
@@ -72,7 +74,10 @@ class WebServer:
         config = uvicorn.Config(
             app,
             loop="asyncio:SelectorEventLoop",  # also on Windows: it can wait for a socket
-            ws="none",
+            ws="none",  # see `Protocol`
+            ws_max_size=limits.message,
+            ws_ping_interval=None,  # a paused connection reads no answer
+            ws_per_message_deflate=False,
             lifespan="off",
             server_header=False,
             log_config=None,
@@ -131,7 +136,9 @@ class Protocol(H11Protocol):
         super().__init__(server.config, server.server_state, server.lifespan.state)
         self._connection, self._acceptor, self._rates = connection, acceptor, rates
         self._drained: asyncio.Event | None = None  # set when the rest of a request is discarded
-        self._discarded = 0
+        self._discarded, self._upgraded = 0, False
+        if server.config.ws_max_size:
+            self.ws_protocol_class = self._make_web_socket  # type: ignore[assignment]
 
     # The type of `transport` is that of uvicorn's method.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -163,7 +170,27 @@ class Protocol(H11Protocol):
         self._connection.busy = self._is_busy()
 
     def _is_busy(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._upgraded or (self.cycle is not None and not self.cycle.response_complete)
+
+    def _make_web_socket(
+        self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any]
+    ) -> asyncio.Protocol:
+        """Return the protocol that takes over this connection, which stays busy until its end."""
+        # needs the package websockets
+        from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+        def forget() -> None:
+            self._acceptor.forget(self._connection)
+
+        class WebSocket(WebSocketsSansIOProtocol):
+            def connection_lost(self, exc: Exception | None) -> None:
+                forget()
+                super().connection_lost(exc)
+
+        self._upgraded = True
+        made = WebSocket(config, server_state, app_state)
+        made.app = self.app
+        return made
 
     def _wrap(self, app: ASGIApp, certificate: bytes | None) -> ASGIApp:
         """Return the application for this connection."""
@@ -171,7 +198,8 @@ class Protocol(H11Protocol):
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
             scope[CERTIFICATE] = certificate
-            unread = not self._secure and any(name in BODY for name, _ in scope["headers"])
+            body = scope["type"] == "http" and any(name in BODY for name, _ in scope["headers"])
+            unread = body and not self._secure
 
             async def receive_part() -> Message:
                 nonlocal unread

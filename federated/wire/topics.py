@@ -60,6 +60,7 @@ __all__ = [
     "matches",
     "model",
     "parse",
+    "permits",
     "probe",
     "profile",
     "release",
@@ -277,6 +278,12 @@ def agent_rights() -> tuple[tuple[Literal["read", "write"], str], ...]:
     )
 
 
+def permits(agent: str, access: Literal["read", "write"], topic: str) -> bool:
+    """Return True if an agent may publish on a topic, or subscribe to it or to such a pattern."""
+    own = [pattern.replace("%u", agent) for kind, pattern in agent_rights() if kind == access]
+    return any(matches(pattern, topic) for pattern in own)
+
+
 def all_topics() -> str:
     """Return the pattern of all topics of this project."""
     return f"{ROOT}/#"
@@ -348,8 +355,8 @@ def parse(topic: str) -> Place | None:
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Return True if a subscription to `pattern` covers `topic` (MQTT 5, section 4.7): `+` is one
-    level, a last `#` all further levels and their parent.
+    """Return True if a subscription to `pattern` covers `topic`, or all that a pattern `topic`
+    covers (MQTT 5, section 4.7): `+` is one level, a last `#` all further levels and their parent.
     """
     want, have = pattern.split("/"), topic.split("/")
     if topic.startswith("$") and want[0] in ("+", "#"):
@@ -357,7 +364,7 @@ def matches(pattern: str, topic: str) -> bool:
     for i, level in enumerate(want):
         if level == "#":
             return True
-        if i >= len(have) or level not in ("+", have[i]):
+        if i >= len(have) or have[i] == "#" or level not in ("+", have[i]):
             return False
     return len(want) == len(have)
 

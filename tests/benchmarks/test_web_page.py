@@ -12,7 +12,7 @@ from benchmarks.web_page.browser import find_chromium
 from benchmarks.web_page.command import DOCS, format_conclusion
 from benchmarks.web_page.large_fleet_measurement import is_heap_flat, measure, percentile
 from benchmarks.web_page.pictures import README, list_views
-from coordinator.web.serve import PACKAGE
+from coordinator.built_page import PACKAGE
 
 
 def test_the_percentile_is_one_of_the_values() -> None:

@@ -83,7 +83,7 @@ def test_a_revoked_agent_is_disconnected_and_cannot_reconnect(
 def test_a_request_with_another_name_than_in_the_token_is_refused(tls_broker: TlsBroker) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    from edge_agent.access.enrolment import sign_request
+    from federated.certificate_request import sign_request
 
     token = tls_broker.authority.invite("i", "localhost", 8884, 60)
     with pytest.raises(Refused, match="for 'i', not for 'a'"):

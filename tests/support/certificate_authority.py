@@ -14,7 +14,8 @@ from coordinator.access.broker_files import write_broker_files
 from coordinator.access.certificate_authority import Authority
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.broker.mosquitto_config import find_mosquitto
-from edge_agent.access.enrolment import encode_key, sign_request
+from edge_agent.access.enrolment import encode_key
+from federated.certificate_request import sign_request
 from federated.wire.mqtt_address import MqttAddress
 
 __all__ = ["SHIPPED", "TlsBroker", "member", "shipped"]

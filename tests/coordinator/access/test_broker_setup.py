@@ -37,8 +37,9 @@ from coordinator.fleet.message_loop import REVOKED, MessageLoop
 from coordinator.settings.service_tables import Broker
 from edge_agent.access import enrolment
 from edge_agent.access.broker_credentials import renew_if_due, resolve_broker
-from edge_agent.access.enrolment import encode_key, sign_request
+from edge_agent.access.enrolment import encode_key
 from edge_agent.access.enrolment_files import load_credentials
+from federated.certificate_request import sign_request
 from federated.errors import ConfigError, LinkError, StoreError
 from federated.runtime import server_process
 from federated.wire import envelope, messages, topics

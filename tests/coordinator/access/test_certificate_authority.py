@@ -19,7 +19,7 @@ from coordinator.access import certificate_authority as authorities
 from coordinator.access.certificate_authority import LIFE, Authority
 from coordinator.access.certificate_files import list_own_names, read_server_names
 from coordinator.broker.mosquitto_config import COORDINATOR
-from edge_agent.access.enrolment import sign_request
+from federated.certificate_request import sign_request
 from federated.errors import ConfigError, Refused, StoreError, UsageError
 from federated.runtime import atomic_files
 

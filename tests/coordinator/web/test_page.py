@@ -18,11 +18,11 @@ import msgspec
 import pytest
 
 from benchmarks.web_page.browser import find_chromium, open_chromium, sign_in
+from coordinator.built_page import PACKAGE, find_page
 from coordinator.observe.now_json import FILE, TaskCourse, read_now
 from coordinator.store.control_requests import read_requests
 from coordinator.store.run_store import Store
 from coordinator.views.run_status import describe_status
-from coordinator.web.serve import PACKAGE, find_page
 from federated.runtime.connection_limits import listen
 from tests.support.memory_federation import RUN as MEMORY_RUN
 from tests.support.memory_federation import Member, digits, federate
@@ -58,7 +58,7 @@ def server(tmp_path: Path) -> Iterator[Any]:
     from coordinator.web.sign_in import TokenHolder
 
     (tmp_path / "runs").mkdir(exist_ok=True)
-    site = Site(tmp_path / "runs", find_page(), [TokenHolder(TOKEN)])
+    site = Site(tmp_path / "runs", find_page("coordinator web"), [TokenHolder(TOKEN)])
     with closing(PageServer(site, listen("127.0.0.1", 0))) as made:
         yield made
 

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from coordinator import built_page
 from coordinator.cli.main import main
 from federated.errors import ConfigError
 from tests.support.processes import COORDINATOR, Start
@@ -30,7 +31,7 @@ def run_web(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(serve, "find_page", lambda: tmp_path)
+    monkeypatch.setattr(serve, "find_page", lambda command: tmp_path)
 
 
 @pytest.mark.usefixtures("page")
@@ -56,7 +57,7 @@ def test_an_address_that_is_no_address_is_refused() -> None:
 def test_without_the_built_page_the_error_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(serve, "PACKAGE", "espalier_web_that_is_missing")
+    monkeypatch.setattr(built_page, "PACKAGE", "espalier_web_that_is_missing")
     code, output = run_web()
     assert (code, "[web]" in output, "make web" in output) == (4, True, True)
 
@@ -124,11 +125,11 @@ def test_a_session_ends_after_its_lifetime_and_old_ones_make_room() -> None:
 
 
 @pytest.fixture
-def built_page(tmp_path: Path) -> None:
+def installed_page(tmp_path: Path) -> None:
     """A package that stands for the built page, in the folder where commands start, which is on
     their path.
     """
-    static = tmp_path / serve.PACKAGE / "static"
+    static = tmp_path / built_page.PACKAGE / "static"
     static.mkdir(parents=True)
     (static.parent / "__init__.py").write_text("")
     (static / "index.html").write_text("<!doctype html>the page")
@@ -136,7 +137,7 @@ def built_page(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.broker
-@pytest.mark.usefixtures("built_page")
+@pytest.mark.usefixtures("installed_page")
 def test_start_serves_the_page_beside_the_run(start: Start, tmp_path: Path) -> None:
     """The page's process is restarted after a kill, and ends with the coordinator."""
     command = ["start", "--name", "r", "--method", "fedavg", "--model", "mlp-small", "--port", "0"]

@@ -1,0 +1,127 @@
+"""Run the phone server in a process of its own, beside the coordinator.
+
+python -m coordinator.phones.phone_server_process FD ARGUMENTS...
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from coordinator.access.configured_authority import open_authority
+from coordinator.broker.mosquitto_config import limit_packets
+from coordinator.built_page import find_page
+from coordinator.phones.defaults import ADDRESS, FACT, PAGE
+from coordinator.settings.config import Config
+from coordinator.settings.service_tables import Broker
+from coordinator.web_certificate import load_certificate
+from federated.errors import ConfigError, EspalierError, MissingExtra, explain_os_errors
+from federated.runtime.connection_limits import listen
+from federated.runtime.console import Say
+from federated.runtime.listen_address import parse_listen_address
+from federated.runtime.server_process import Poller, ServerProcess, become_server
+from federated.wire.mqtt_address import parse_mqtt_address
+
+__all__ = ["serve_phones"]
+
+log = logging.getLogger(__name__)
+
+BROKER = "ESPALIER_PHONES_BROKER"  # variable with the broker's address and password
+POLL = 1.0  # seconds between two looks for revoked phones
+SETTINGS = ("phones.certificate", "phones.key")
+
+
+@contextmanager
+def serve_phones(config: Config, broker: str, say: Say) -> Iterator[None]:
+    """Serve the phones' page inside the context, if the configuration asks for it. broker: address
+    with the coordinator's credentials. Raises UsageError, ConfigError, StoreError, MissingExtra.
+    """
+    phones = config.phones
+    if not phones.listen:
+        yield
+        return
+    check_server(config, broker)
+    address = parse_listen_address(phones.listen, "phones.listen", ADDRESS)
+    with closing(open_authority(config.broker)) as authority:
+        with explain_os_errors(ConfigError, f"phones.listen = '{phones.listen}'"):
+            listening = listen(address.host, address.port)
+        arguments = [
+            str(authority.folder),
+            config.name,
+            str(limit_packets(config.wire.chunk)),
+            "certificates" if config.broker.tls else "",
+            phones.certificate,
+            phones.key,
+        ]
+        with closing(
+            ServerProcess("phones", __name__, listening, arguments, {BROKER: broker})
+        ) as process:
+            host = f"[{address.host}]" if ":" in address.host else address.host
+            url = f"{'https' if phones.certificate else 'http'}://{host}:{process.port}{PAGE}"
+            authority.registry.set_fact(FACT, url)
+            say(f"phones join at {url}: coordinator enroll NAME --phone prints a code for one")
+            with closing(Poller("phones", process.restart_if_dead)):
+                yield
+
+
+def check_server(config: Config, broker: str) -> None:
+    """Check what the process needs, before it starts. Raises UsageError, ConfigError,
+    MissingExtra.
+    """
+    find_files()
+    if find_spec("websockets") is None:
+        raise MissingExtra("coordinator start --phones", "web", "websockets")
+    load_phone_certificate(config.phones.certificate, config.phones.key)
+    if parse_mqtt_address(broker).path is not None:
+        raise ConfigError(
+            "phones.listen: phones need a broker at mqtt:// or mqtts://, not over WebSockets"
+        )
+
+
+def find_files() -> Path:
+    """Return the folder of the built page for phones. Raises MissingExtra."""
+    return find_page("coordinator start --phones") / "phone"
+
+
+def load_phone_certificate(certificate: str, key: str) -> ssl.SSLContext | None:
+    return load_certificate(
+        Path(certificate) if certificate else None, Path(key) if key else None, SETTINGS
+    )
+
+
+def main(descriptor: int, folder: str, run: str, limit: str, *more: str) -> None:
+    """Serve phones at an open socket until standard input closes. more: the rest of the arguments
+    of `serve_phones`.
+    """
+    from coordinator.phones.mqtt_pipe import Pipes, Upstream
+    from coordinator.phones.phone_enrolment import PhoneEnrolment
+    from coordinator.phones.phone_server import PhoneServer, PhoneSite
+
+    ended = become_server()
+    certificates, certificate, key = more
+    broker = parse_mqtt_address(os.environ.pop(BROKER))
+    with closing(open_authority(Broker(pki=folder), create=False)) as authority:
+        enrolment = PhoneEnrolment(authority)
+        pipes = Pipes(enrolment, Upstream(broker, bool(certificates), int(limit)))
+        site = PhoneSite(find_files(), run)
+        tls = load_phone_certificate(certificate, key)
+        listening = socket.socket(fileno=descriptor)
+        with closing(PhoneServer(site, enrolment, pipes, listening, tls)) as server:
+            while not ended.wait(POLL):
+                if not server.alive:
+                    sys.exit("the server stopped")
+                try:
+                    pipes.revoked = enrolment.list_revoked()
+                except EspalierError as error:  # the next look may succeed
+                    log.warning("cannot look for revoked phones: %s", error)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])
