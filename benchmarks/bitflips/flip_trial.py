@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,12 +17,13 @@ from benchmarks.bitflips.interrupted_run import (
     Interrupted,
     Refusal,
     capture_log,
-    find_memory_folder,
+    copy_run,
+    list_spooled_updates,
     open_scratch_folder,
 )
 from benchmarks.bitflips.sqlite_row_bytes import Span, find_rows
 from benchmarks.fault_schedules.virtual_agent import RUN
-from coordinator.views.run_damage_check import check_folder, check_run
+from coordinator.views.run_damage_check import check_run
 from federated.runtime.atomic_files import sha256
 
 __all__ = ["CORE", "KINDS", "Flip", "Outcome", "run_undamaged", "try_flip"]
@@ -149,20 +147,6 @@ def flip_bit(outcome: Outcome, folder: Path) -> None:
         damaged = check_run(RUN, copy, repair=False)["damaged"]
     outcome.checked = bool(damaged)
     outcome.messages += [f"check: {one['file']} {one['problem']}" for one in damaged]
-
-
-def list_spooled_updates(folder: Path) -> Iterator[str]:
-    """Yield the complete updates in the spool that the journal knows."""
-    with copy_run(folder) as copy:
-        yield from (one.file for one in check_folder(copy / RUN))
-
-
-@contextmanager
-def copy_run(folder: Path) -> Iterator[Path]:
-    """Yield a folder with a copy of the run; SQLite changes the files that it reads."""
-    with tempfile.TemporaryDirectory(prefix="espalier-check-", dir=find_memory_folder()) as made:
-        shutil.copytree(folder, Path(made) / RUN)
-        yield Path(made)
 
 
 # ---- one flip ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from benchmarks.fault_schedules.virtual_clock import Killed, Process
 from benchmarks.fault_schedules.virtual_training import learn
 from benchmarks.final_model_recomputation import ReplayResult, replay
 from coordinator.fleet.message_loop import MessageLoop
-from coordinator.views.run_damage_check import check_run
+from coordinator.views.run_damage_check import check_folder, check_run
 from federated.errors import StoreError
 
 __all__ = [
@@ -36,8 +36,9 @@ __all__ = [
     "Interrupted",
     "Refusal",
     "capture_log",
-    "find_memory_folder",
+    "copy_run",
     "find_stops",
+    "list_spooled_updates",
     "open_scratch_folder",
 ]
 
@@ -136,9 +137,9 @@ class Interrupted(Trial):
             self.refused = str(event)
 
     def _watch(self, at: int) -> None:
-        self._seen(at)
-        if self._robust and at == self._stop:
-            with self.world.turn_of(None):
+        with self.world.turn_of(None):
+            self._seen(at)
+            if self._robust and at == self._stop:
                 self._damage(self.runs / RUN)
 
     def _restore(self) -> None:
@@ -172,14 +173,28 @@ def find_stops(*, robust: bool = False) -> list[int]:
         elif (
             len(list(run.glob(CHECKPOINTS))) == 2
             and any(run.glob("total-*.safetensors"))
-            and any(run.glob("spool/round-*/*.update"))
             and any(run.glob("*-wal"))
+            and any(name.endswith(".update") for name in list_spooled_updates(run))
         ):
             found.append(at)
 
     with capture_log(logging.NullHandler()), open_scratch_folder() as folder:
         Interrupted(folder, 0, lambda folder: None, watch, robust=robust).run()
     return found
+
+
+def list_spooled_updates(folder: Path) -> Iterator[str]:
+    """Yield the complete updates in the spool that the journal knows."""
+    with copy_run(folder) as copy:
+        yield from (one.file for one in check_folder(copy / RUN))
+
+
+@contextmanager
+def copy_run(folder: Path) -> Iterator[Path]:
+    """Yield a folder with a copy of the run; SQLite changes the files that it reads."""
+    with tempfile.TemporaryDirectory(prefix="espalier-check-", dir=find_memory_folder()) as made:
+        shutil.copytree(folder, Path(made) / RUN)
+        yield Path(made)
 
 
 @contextmanager
