@@ -51,8 +51,8 @@ class Limits:
     per_address: connections open at a time from one address; None: `connections`. A new one beyond
         that replaces the address's oldest idle one.
     rate: connections per address and second that send something; further ones are closed.
-    requests: requests per client and second; further ones are answered with 429. A client is a
-        certificate, or an address without one.
+    requests: requests per client and second; further ones are answered with 429, and their
+        connections closed. A client is a certificate, or an address without one.
     message: bytes of the largest message over a WebSocket; 0: no WebSockets, which need the package
         `websockets`.
     """

@@ -218,7 +218,8 @@ class Protocol(H11Protocol):
                 await send(message)
 
             if seconds := self._rates.wait(client, self.loop.time()):
-                headers = {"Retry-After": str(math.ceil(seconds))}
+                # closed: further requests would still have to be read
+                headers = {"Retry-After": str(math.ceil(seconds)), "Connection": "close"}
                 error = JSONResponse({"error": "too many requests of this client"}, 429, headers)
                 await error(scope, receive_part, send_part)
             else:
