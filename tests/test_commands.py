@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker]
         ([*AGENT, "join", "--broker", "h", "--name", "a/b"], 2, "--name: expected"),
         ([*AGENT, "join", "--broker", "h", "--model", "resnet"], 2, "--model: expected module:"),
         ([*AGENT, "join", "--broker", "h", "--codec", "fp16"], 2, "--codec: expected module:"),
-        ([*AGENT, "bench", "--depths", "99"], 3, "depth 99: "),
+        ([*AGENT, "bench", "--depths", "99"], 3, "--depths: "),
         ([*COORDINATOR, "runs", "--runs", "none"], 3, "--runs none: "),
         ([*AGENT, "join", "--broker", "h", "--partition", "iid"], 2, "require --shard"),
         ([*COORDINATOR, "start", "--name", "a/b"], 3, "'a/b'"),
@@ -77,7 +77,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker]
             "rounds: expected a whole number of at least 1, found 0",
         ),
         ([*AGENT, "join", "--broker", "h", "--limit-memory", "lots"], 2, "expected a size"),
-        ([*AGENT, "infer", "--model", "none.onnx", "x.npy"], 8, "none.onnx"),
+        ([*AGENT, "infer", "--model", "none.onnx", "x.npy"], 3, "none.onnx"),
         (
             [*AGENT, "join", "--token-file", "none"],
             3,

@@ -48,13 +48,14 @@ NO_MEMBERS = {
         *("image_folders", "loading", "partition_algorithms", "partitions"),
     },
     "espalier.links": {
-        *("connection_error_messages", "disconnection_diagnosis", "mqtt_client_setup"),
+        *("address_check", "connection_error_messages", "disconnection_diagnosis"),
+        "mqtt_client_setup",
     },
-    "espalier.readers": {"run_readers", "task_courses", "terminal_output"},
+    "espalier.readers": {"metrics_server", "run_readers", "task_courses", "terminal_output"},
     "espalier.rules": {"arithmetic"},
     "espalier.trainers": {
         *("graph_checks", "graph_names", "graph_session", "onnx_network", "onnx_trainer"),
-        "pytorch_trainer",
+        *("pytorch_trainer", "reusable_networks"),
     },
 }
 NET = network("mlp", (4,), 2)

@@ -19,9 +19,9 @@ __all__ = ["audit"]
 @PKI
 @FORMAT
 def audit(run: str | None, runs: Path, pki: str, form: str) -> None:
-    """Show who started, paused, stopped, pinned, released, enrolled and revoked, when and from
-    where.
+    """Show who asked for what, when and from where.
 
+    The log covers start, resume, pause, stop, pin, release, enrolment and revocation.
     Without RUN, show all runs and the certificate authority. The exit code is 7 if a row was
     changed or is missing.
     """

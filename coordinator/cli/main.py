@@ -20,7 +20,7 @@ COMMANDS = {
     ),
     "audit": LazyCommand(
         "coordinator.cli.audit:audit",
-        "Show who started, paused, stopped, pinned, released, enrolled and revoked.",
+        "Show who asked for what, when and from where.",
     ),
     "authority": LazyCommand(
         "coordinator.cli.authority:authority",
@@ -88,7 +88,7 @@ COMMANDS = {
     ),
     "revoke": LazyCommand(
         "coordinator.cli.revoke:revoke",
-        "Revoke the certificates of agents.",
+        "Revoke the certificates and unused tokens of agents.",
     ),
     "runs": LazyCommand(
         "coordinator.cli.runs:list_runs",

@@ -129,7 +129,7 @@ def test_files_are_targets_by_their_names(tmp_path: Path) -> None:
     ]
     with pytest.raises(UsageError, match="each file once"):
         check_files([copy, tmp_path / "." / "toy.onnx"], "cpu")
-    with pytest.raises(ExportError, match="nix"):
+    with pytest.raises(ConfigError, match="nix"):
         check_files([copy, tmp_path / "nix.onnx"], "cpu")
 
 
