@@ -21,6 +21,7 @@ pytest_plugins = [
     "tests.support.enrolment_server",
     "tests.support.plugins",
     "tests.support.processes",
+    "tests.support.phone_pages",  # imports the one above
 ]
 CACHES = Path(tempfile.mkdtemp(prefix="espalier-caches-"))
 

@@ -2,6 +2,7 @@
 
 GET  /phone/        the page; its script trains on the phone
 POST /phone/join    enrols a phone with a one-time token
+GET  /phone/digits  the part of the handwritten digits for a phone, to practise with
 GET  /mqtt          WebSocket with MQTT 3.1.1 to the broker, for enrolled phones
 """
 
@@ -29,7 +30,8 @@ from starlette.websockets import WebSocket
 from coordinator.phones.defaults import PAGE
 from coordinator.phones.mqtt_pipe import Pipes
 from coordinator.phones.phone_enrolment import PhoneEnrolment
-from federated.errors import EspalierError, Refused, UsageError
+from coordinator.phones.practice_data import encode_digits
+from federated.errors import DataError, EspalierError, Refused, UsageError
 from federated.runtime.connection_limits import RateLimiter
 from federated.runtime.web_server import BodyReader, Limits, WebServer
 
@@ -39,9 +41,11 @@ log = logging.getLogger(__name__)
 
 MAX_BODY, MAX_BODIES, BODY_TIMEOUT = 4096, 1 << 20, 10.0
 ENROLMENTS = 2  # at a time; each makes a key and signs a certificate
+READERS = 2  # of the digits at a time
 JOINS = 1.0  # attempts to join per second that are carried out; further ones are answered with 429
 CONNECTIONS, PER_ADDRESS = 256, 128  # a proxy is one address
 COMPRESSED = (("br", ".br"), ("gzip", ".gz"))  # encodings and their files, the smallest first
+BINARY = "application/octet-stream"
 ASSETS = "assets/"  # files whose names contain their hash
 FOREVER, ALWAYS_CHECK = "public, max-age=31536000, immutable", "no-cache"
 HEADERS = {
@@ -117,7 +121,7 @@ class PageFiles(StaticFiles):
             if full and encoding in encodings:
                 response = await super().get_response(path + ending, scope)
                 response.headers["Content-Encoding"] = encoding
-                kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
+                kind = mimetypes.guess_type(path)[0] or BINARY
                 response.headers["Content-Type"] = kind
                 break
         response = response or await super().get_response(path, scope)
@@ -131,6 +135,7 @@ class PageFiles(StaticFiles):
 def make_application(site: PhoneSite, enrolment: PhoneEnrolment, pipes: Pipes) -> Starlette:
     bodies = BodyReader(MAX_BODY, MAX_BODIES, BODY_TIMEOUT)
     enrolling, rate = anyio.CapacityLimiter(ENROLMENTS), RateLimiter(JOINS)
+    reading = anyio.CapacityLimiter(READERS)
 
     async def join(request: Request) -> Response:
         check_origin(request)
@@ -146,6 +151,13 @@ def make_application(site: PhoneSite, enrolment: PhoneEnrolment, pipes: Pipes) -
         )
         return answer({"name": name, "password": password, "run": site.run})
 
+    async def send_digits(request: Request) -> Response:
+        asked = request.query_params
+        blob = await anyio.to_thread.run_sync(
+            encode_digits, asked.get("agent", ""), asked.get("shard"), limiter=reading
+        )
+        return Response(blob, 200, {**HEADERS, "Cache-Control": "no-store"}, BINARY)
+
     async def connect(socket: WebSocket) -> None:
         try:
             check_origin(socket)
@@ -160,6 +172,7 @@ def make_application(site: PhoneSite, enrolment: PhoneEnrolment, pipes: Pipes) -
     return Starlette(
         routes=[
             Route(f"{PAGE}join", join, methods=["POST"]),
+            Route(f"{PAGE}digits", send_digits),
             WebSocketRoute("/mqtt", connect),
             Route("/", lambda request: RedirectResponse(PAGE)),
             Mount(PAGE.rstrip("/"), PageFiles(directory=site.files)),
@@ -183,8 +196,8 @@ def check_origin(request: HTTPConnection) -> None:
 async def explain_failure(request: HTTPConnection, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return answer({"error": error.detail}, error.status_code)
-    if isinstance(error, UsageError | Refused):
-        return answer({"error": str(error)}, 400 if isinstance(error, UsageError) else 403)
+    if isinstance(error, UsageError | DataError | Refused):
+        return answer({"error": str(error)}, 403 if isinstance(error, Refused) else 400)
     log.error("a phone cannot join: %s: %s", type(error).__name__, error)
     return answer({"error": "the coordinator cannot enrol phones now; see its log"}, 500)
 

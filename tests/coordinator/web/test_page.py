@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.web_page.browser import find_chromium, open_chromium, sign_in
+from benchmarks.web_page.browser import find_chromium, sign_in
 from coordinator.built_page import PACKAGE, find_page
 from coordinator.observe.now_json import FILE, TaskCourse, read_now
 from coordinator.store.control_requests import read_requests
@@ -44,12 +44,6 @@ RUN = "seen"
 VIEWS = (*("overview", "round", "devices", "rounds", "network", "releases", "log", "settings"),)
 # the first line of the overview; devices are "asked in round 3" even after the coordinator crashed
 IN_ROUND = re.compile(r"^In round \d")
-
-
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    with open_chromium() as started:
-        yield started
 
 
 @pytest.fixture

@@ -1,0 +1,178 @@
+"""The phones' page in a real browser: two of them learn with two PyTorch agents, and the page names
+what is wrong.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from coordinator.store import control_requests
+from coordinator.store.run_store import Store
+from federated.data import loading
+from tests.support.brokers import BOTH
+from tests.support.phone_pages import (
+    AXE,
+    PATIENCE,
+    RUN,
+    SIZE,
+    join,
+    needs_page,
+    open_page,
+    read_state,
+    start_run,
+)
+from tests.support.processes import AGENT, Start
+from tests.support.waiting import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.processes,
+    pytest.mark.broker,
+    pytest.mark.timeout(2 * PATIENCE),
+    needs_page,
+]
+
+GOAL = 0.93  # accuracy on the held-out digits
+
+
+def find_round(folder: Path, agents: set[str], after: int = 0) -> int:
+    """Return the last round that folded an update of each agent, or else 0."""
+    store = Store.open(folder / "runs", RUN, read_only=True)
+    try:
+        for number in range(store.rounds_done, after, -1):
+            entries = store.read_entries(number)
+            if agents <= {one.agent for one in entries if one.outcome == "folded"}:
+                return number
+        return 0
+    finally:
+        store.close()
+
+
+def read_accuracy(folder: Path) -> float:
+    """Return the best accuracy on the coordinator's held-out digits."""
+    store = Store.open(folder / "runs", RUN, read_only=True)
+    try:
+        return max(
+            score.accuracy
+            for number in range(1, store.rounds_done + 1)
+            for score in store.read_scores(number)
+            if score.view == "central"
+        )
+    finally:
+        store.close()
+
+
+def count_right_answers(page: Any) -> int:
+    """Return how many of ten held-out digits a page names."""
+    held, right = loading.load_central("digits"), 0
+    for x, y in zip(held.x_held[:10], held.y_held, strict=False):
+        file = io.BytesIO()
+        Image.fromarray((x[0].astype(int) * 255 // 16).astype(np.uint8)).save(file, "PNG")
+        picture = {"name": "digit.png", "mimeType": "image/png", "buffer": file.getvalue()}
+        page.get_by_label("Picture to try").set_input_files([picture])
+        answer = page.get_by_text(re.compile(r"^Class \d+ \("))
+        answer.wait_for(timeout=60_000)
+        right += answer.inner_text().startswith(f"Class {y} ")
+    return right
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_two_browsers_and_two_pytorch_agents_learn_digits(
+    kind: str, tmp_path: Path, start: Start, browser: Any
+) -> None:
+    """A tab that is closed in mid-round and opened again goes on, and the page predicts."""
+    settings = "model.name=mlp", "data.name=digits", "method.name=fedavg", "rounds=100000"
+    more = f"broker.kind={kind}", "method.widths=[1.0]", "fleet.min_agents=4"
+    process, broker = start_run(tmp_path, start, *settings, *more)
+    shards = ["--data", "digits", "--seed", "0", "--broker", broker]
+    for index in (2, 3):
+        start(*AGENT, "join", "--name", f"a{index}", "--shard", f"{index}/4", *shards)
+    pages = [join(browser, tmp_path, f"p{index}", f"{index}/4") for index in range(2)]
+    everyone = {"p0", "p1", "a2", "a3"}
+
+    def wait_for_everyone(after: int = 0) -> int:
+        def look() -> int:
+            assert process.poll() is None, "the run ended"
+            pages[1].wait_for_timeout(100)  # lets Playwright handle the browser's events
+            return find_round(tmp_path, everyone, after)
+
+        return eventually(look, PATIENCE)
+
+    wait_for_everyone()
+    eventually(lambda: read_state(pages[0]) in {"Training", "Sending the result"})
+    url, context = pages[0].url, pages[0].context
+    pages[0].close()
+    assert "#" not in url, "no token stays in the address"
+    pages[0] = context.new_page()
+    pages[0].goto(url)
+    store = Store.open(tmp_path / "runs", RUN, read_only=True)
+    done = store.rounds_done
+    store.close()
+    wait_for_everyone(after=done + 1)
+
+    def reach_goal() -> bool:
+        pages[1].wait_for_timeout(100)
+        return read_accuracy(tmp_path) >= GOAL
+
+    eventually(reach_goal, PATIENCE)
+    assert count_right_answers(pages[1]) >= 8
+    control_requests.send_request(tmp_path / "runs" / RUN, "stop")
+    assert process.wait(120) == 0
+
+
+def test_the_page_says_what_is_wrong(tmp_path: Path, start: Start, browser: Any) -> None:
+    """axe finds no violation in any of these states, in both colour schemes."""
+    settings = "model.name=mlp", "data.name=digits", "broker.kind=embedded", "fleet.min_agents=2"
+    process, _ = start_run(tmp_path, start, *settings)
+    violations = list[str]()
+
+    def check(page: Any, state: str) -> None:
+        page.add_script_tag(content=AXE.read_text())
+        found = page.evaluate("axe.run().then(found => found.violations)")
+        violations.extend(f"{state}: {one['id']}: {one['help']}" for one in found)
+
+    page = open_page(browser, tmp_path, "p0", "0/4", color_scheme="dark", bypass_csp=True)
+    page.get_by_role("button", name="Train on digits").wait_for(timeout=60_000)
+    check(page, "choice of data")
+    broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"nothing"}
+    page.set_input_files("input[type=file]", [broken, broken])
+    page.get_by_role("button", name="Train on these pictures").click()
+    page.get_by_text("broken.png is not a picture that this browser can read").wait_for()
+    page.get_by_role("button", name="Train on digits").click()
+    page.get_by_text("profile: 1 message").wait_for(timeout=60_000)
+    check(page, "waiting")
+    second = page.context.new_page()
+    second.goto(page.url)
+    page.get_by_text("opened in another tab").wait_for(timeout=60_000)
+    second.get_by_role("button", name="Pause").click(timeout=60_000)
+    second.get_by_text("Paused: the person paused it").wait_for()
+
+    plain = browser.new_context(viewport=SIZE, color_scheme="light", bypass_csp=True).new_page()
+    plain.goto(page.url.partition("?")[0] + "#p9@127.0.0.1:1/used")
+    plain.get_by_role("alert").wait_for()
+    plain.get_by_role("button", name="Join").wait_for()
+    check(plain, "wrong token")
+    plain.add_init_script("WebAssembly.validate = () => false")
+    plain.reload()
+    plain.get_by_text("no WebAssembly SIMD").wait_for()
+
+    refuse = "() => { throw new DOMException('', 'QuotaExceededError'); }"
+    full = f"() => {{ IDBObjectStore.prototype.put = {refuse}; }}"
+    page = open_page(browser, tmp_path, "p1", "1/4", color_scheme="light", bypass_csp=True)
+    page.get_by_role("button", name="Train on digits").wait_for(timeout=60_000)
+    page.evaluate(full)
+    page.get_by_role("button", name="Train on digits").click()
+    page.get_by_text("storage is full").wait_for(timeout=60_000)
+    page.get_by_text("profile: 1 message").wait_for(timeout=60_000)
+    check(page, "full")
+    process.terminate()
+    page.get_by_text("No connection").wait_for(timeout=60_000)
+    check(page, "no connection")
+    assert violations == []

@@ -1,0 +1,126 @@
+"""Browsers train as other devices do: the losses of each step, and the weights of a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+
+from coordinator.assign.majority_network import build_network
+from coordinator.run.config_sources import ConfigSources
+from coordinator.run.run_preparation import make_weights, propose_menu
+from coordinator.simulate.simulation import simulate_run
+from coordinator.store.run_store import Store
+from federated.data import loading
+from federated.device.task_execution import perform
+from federated.device.trainers.onnx_trainer import OnnxTrainer
+from federated.methods.catalogue import find_method
+from federated.task import Graph, Task
+from federated.training.training_inputs import Execution
+from tests.support.memory_federation import make_config
+from tests.support.phone_pages import PATIENCE, RUN, join, needs_page, start_run
+from tests.support.processes import Start
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.processes,
+    pytest.mark.broker,
+    pytest.mark.timeout(2 * PATIENCE),
+    needs_page,
+]
+
+
+def read_results(runs: Path, name: str) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """Return each agent's loss by round, and what a run learned, without statistics."""
+    store = Store.open(runs, name, read_only=True)
+    try:
+        losses = {
+            f"{entry.agent}/{number}": entry.loss
+            for number in range(1, store.rounds_done + 1)
+            for entry in store.read_entries(number)
+        }
+        last = store.read_last()
+    finally:
+        store.close()
+    assert last is not None
+    tensors = {home: one for home, one in last.tensors.items() if not home.startswith("stats/")}
+    return losses, tensors
+
+
+def train_in_python(
+    folder: Path, settings: dict[str, Any], number: int, name: str, shard: str
+) -> list[float]:
+    """Return the loss of each step of an agent's training in a round, with the run's graphs."""
+    config = make_config(settings)
+    method, card = find_method(config.method_name), loading.load_central("digits").card()
+    network = build_network(config, [card])
+    menu = propose_menu(method, network, config.settings)
+    state = method.start(make_weights(config, network, method), menu, config.settings)
+    store = Store.open(folder / "runs", RUN, read_only=True)
+    weights = {
+        home: one.numpy()
+        for home, one in store.read_checkpoint(number - 1)[0].items()
+        if "/" not in home
+    }
+    store.close()
+    (path,) = (folder / "runs" / RUN / "graphs").glob("*/step-*.onnx")
+    digest = path.stem.removeprefix("step-")
+    copy = shutil.copy(path, folder / f"{digest}.graph")
+    task = Task(
+        *(RUN, number, 1, name, "train", menu[0], "version", "0" * 64, 1),
+        method.recipe(state, menu[0]),
+        deadline=60.0,
+        graphs=(Graph("step", digest, path.stat().st_size),),
+    )
+    trainer, losses = OnnxTrainer("cpu"), list[float]()
+    trainer.use_graphs({"step": Path(copy)})
+    watched = Execution(on_step=lambda step, steps, loss: losses.append(loss))
+    data = loading.load_device("digits", name=name, shard=shard)
+    perform(trainer, task, weights, data, execution=watched)
+    return losses
+
+
+def test_browsers_learn_what_a_simulation_learns(
+    tmp_path: Path, start: Start, browser: Any
+) -> None:
+    """In three rounds, the losses of each agent and all weights agree, and the loss of each step is
+    that of a device with Python.
+    """
+    settings = {
+        "model.name": "mlp",
+        "data.name": "digits",
+        "method.name": "fedavg",
+        "rounds": 3,
+        "fleet.wait": 600.0,
+        "fleet.min_agents": 2,
+        "evaluate.between": False,
+        "method.widths": [1.0],
+    }
+    own = {"name": "s", "simulate.agents": 2, "simulate.trainer": "onnx", "simulate.workers": 1}
+    sources = ConfigSources(flags=[*settings.items(), *own.items()])
+    simulate_run(sources, tmp_path / "runs", Event(), lambda event: None, resume=False)
+    flags = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    process, _ = start_run(tmp_path, start, *flags, "broker.kind=embedded")
+    shutil.copytree(
+        tmp_path / "runs" / "s" / "graphs", tmp_path / "runs" / RUN / "graphs", dirs_exist_ok=True
+    )
+    pages = [join(browser, tmp_path, f"d{index}", f"{index}/2") for index in range(2)]
+    for page in pages:
+        page.get_by_text("Finished").wait_for(timeout=PATIENCE * 1000)
+    assert process.wait(120) == 0
+    losses, tensors = read_results(tmp_path / "runs", RUN)
+    wanted, trained = read_results(tmp_path / "runs", "s")
+    for index, page in enumerate(pages):
+        steps = train_in_python(tmp_path, settings, 3, f"d{index}", f"{index}/2")
+        assert len(steps) > 10
+        assert page.evaluate("window.losses")[-len(steps) :] == pytest.approx(steps, abs=1e-4)
+    assert losses == pytest.approx(wanted, abs=1e-4)
+    assert len(losses) == 6
+    assert tensors.keys() == trained.keys()
+    for home, one in tensors.items():
+        assert torch.allclose(one, trained[home], rtol=0, atol=1e-4), home
