@@ -14,11 +14,12 @@ from benchmarks.bitflips.interrupted_run import (
     PARTS,
     ROUNDS,
     SCHEDULE,
+    SNAPSHOTS,
     Interrupted,
     Refusal,
     capture_log,
     copy_run,
-    list_spooled_updates,
+    list_checked_files,
     open_scratch_folder,
 )
 from benchmarks.bitflips.sqlite_row_bytes import Span, find_rows
@@ -108,9 +109,9 @@ def find_targets(folder: Path, kind: str, checked: Set[str]) -> list[Span]:
     """
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
     checkpoints = list(folder.glob(CHECKPOINTS))
-    snapshots = list(folder.glob("total-*.safetensors"))
-    spooled = [path for path in files if str(path.relative_to(folder)) in checked]
-    spooled = [path for path in spooled if path.suffix == ".update"]
+    known = [path for path in files if str(path.relative_to(folder)) in checked]
+    snapshots = [path for path in known if path.match(SNAPSHOTS)]
+    spooled = [path for path in known if path.suffix == ".update"]
     match kind:
         case "checkpoint":
             chosen = checkpoints
@@ -130,7 +131,7 @@ def find_targets(folder: Path, kind: str, checked: Set[str]) -> list[Span]:
 def flip_bit(outcome: Outcome, folder: Path) -> None:
     """Flip a random bit of the kind that the flip names, and check a copy of the run."""
     rng = random.Random(outcome.flip.seed)  # noqa: S311  # repeatable, not secret
-    listed = frozenset(list_spooled_updates(folder))
+    listed = frozenset(list_checked_files(folder))
     targets = find_targets(folder, outcome.flip.kind, listed)
     if outcome.flip.kind == "row":  # each byte is equally likely; otherwise each file
         (span,) = rng.choices(targets, [one.end - one.start for one in targets])

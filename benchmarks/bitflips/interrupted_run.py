@@ -33,12 +33,13 @@ __all__ = [
     "PARTS",
     "ROUNDS",
     "SCHEDULE",
+    "SNAPSHOTS",
     "Interrupted",
     "Refusal",
     "capture_log",
     "copy_run",
     "find_stops",
-    "list_spooled_updates",
+    "list_checked_files",
     "open_scratch_folder",
 ]
 
@@ -55,6 +56,7 @@ SCHEDULE = Schedule(0, {f"a{index}": 2.0 + index for index in range(5)}, SETTING
 ROBUST = replace(SCHEDULE, settings={**SETTINGS, "robust.rule": "median"})
 EARLY = 520  # action before which the first coordinator dies, so that the second one resumes
 CHECKPOINTS = "round-*.safetensors"
+SNAPSHOTS = "total-*.safetensors"
 PARTS = "kept/*.parts"
 
 
@@ -172,9 +174,11 @@ def find_stops(*, robust: bool = False) -> list[int]:
                 found.append(at)
         elif (
             len(list(run.glob(CHECKPOINTS))) == 2
-            and any(run.glob("total-*.safetensors"))
+            and any(run.glob(SNAPSHOTS))
             and any(run.glob("*-wal"))
-            and any(name.endswith(".update") for name in list_spooled_updates(run))
+            and (names := frozenset(list_checked_files(run)))
+            and any(name.endswith(".update") for name in names)
+            and any(Path(name).match(SNAPSHOTS) for name in names)
         ):
             found.append(at)
 
@@ -183,8 +187,8 @@ def find_stops(*, robust: bool = False) -> list[int]:
     return found
 
 
-def list_spooled_updates(folder: Path) -> Iterator[str]:
-    """Yield the complete updates in the spool that the journal knows."""
+def list_checked_files(folder: Path) -> Iterator[str]:
+    """Yield the names of the files whose digests the run has recorded, such as complete updates."""
     with copy_run(folder) as copy:
         yield from (one.file for one in check_folder(copy / RUN))
 
