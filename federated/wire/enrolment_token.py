@@ -105,8 +105,11 @@ class Token:
         return f"{text}-{_to_letters(_compute_check(text))}"
 
 
-def parse_token(text: str) -> Token:
-    """Parse a token, ignoring case and white space. Raises UsageError without the secret."""
+def parse_token(text: str, *, hide: bool = True) -> Token:
+    """Parse a token, ignoring case and white space. Raises UsageError without the secret.
+
+    hide: hide its secret in this process's log. Not on a server: strangers would fill its memory.
+    """
     text = "".join(text.split())
     found = re.fullmatch(
         r"([^@/]+)@(\[[^\]/]+\]|[^:/@]+):([0-9]{1,5})/([0-9]+)-(\w+)-(\w+)-(\w+)", text
@@ -115,7 +118,8 @@ def parse_token(text: str) -> Token:
         shape = f"{len(text)} characters in another form" if text else "an empty text"
         raise UsageError(f"token: expected NAME@HOST:PORT/1-..., found {shape}; {HOW_TO_ENROL}")
     name, host, port, version, *letters = found.groups()
-    conceal(letters[0])
+    if hide:
+        conceal(letters[0])
     if version != VERSION:
         raise UsageError(
             f"token: expected version {VERSION}, found {version}; install the same "

@@ -34,7 +34,9 @@ from coordinator.phones.mqtt_pipe import Pipes, Upstream
 from coordinator.phones.phone_enrolment import PhoneEnrolment
 from coordinator.phones.phone_server import HEADERS, PhoneServer, PhoneSite
 from coordinator.settings.service_tables import Broker
+from federated.errors import UsageError
 from federated.runtime.connection_limits import listen
+from federated.runtime.logs import redact
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from federated.wire.mqtt_address import parse_mqtt_address
@@ -239,6 +241,19 @@ def test_a_request_without_a_token_is_refused(alone: Door, body: bytes, status: 
     found, answer, _ = alone.call("POST", "/phone/join", body)
     assert found == status
     assert answer["error"]
+
+
+def test_tokens_of_strangers_do_not_fill_the_memory(alone: Door) -> None:
+    with pytest.raises(UsageError, match="token"):
+        alone.enrolment.enrol("a@b:1/1-strangersecret-aaaa-bbbb")
+    assert "strangersecret" in redact("a log line with strangersecret")
+
+
+@pytest.mark.parametrize("shard", ["0/100", "0/" + "9" * 5000, "x/y", "1/2/3"])
+def test_only_a_few_parts_of_the_digits_may_be_asked_for(alone: Door, shard: str) -> None:
+    status, body, _ = alone.call("GET", f"/phone/digits?agent=a&shard={shard}")
+    assert status == 400
+    assert "expected I/N" in body["error"]
 
 
 def test_a_token_of_another_coordinator_is_refused(alone: Door, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ export function TokenForm({ onToken }: { onToken(token: string): void }) {
     <section class="card">
       <h2>Join a run</h2>
       <p>
-        Scan the code that <code>coordinator start</code> prints, with the camera of this device. Or paste the token that you
+        Scan the code that <code>coordinator enroll NAME --phone</code> prints, with the camera of this device. Or paste the token that you
         were given.
       </p>
       <form onSubmit={(event) => { event.preventDefault(); onToken(token.trim()); }}>

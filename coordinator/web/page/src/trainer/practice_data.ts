@@ -1,4 +1,4 @@
-// Data sets as blobs of tensors (coordinator/web/practice_data.py).
+// Data sets as blobs of tensors (coordinator/phones/practice_data.py).
 import { decodeBlob } from "../agent/blob";
 import { Malformed } from "../agent/envelope";
 import type { Dataset, Examples } from "./examples";
