@@ -207,6 +207,9 @@ class Authority:
                 if one.groups:
                     self.registry.set_groups(one.name, one.groups)
             self.registry.record(by, "enroll", [one.name for one in devices])
+            for group in sorted({group for one in devices for group in one.groups}):
+                names = [one.name for one in devices if group in one.groups]
+                self.registry.record(by, f"add to {group}", names)
 
     def enrol(
         self, secret: bytes, request: str, now: float | None = None, life: timedelta = LIFE

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 MAX_BODY, MAX_BODIES, BODY_TIMEOUT = 4096, 1 << 20, 10.0
 ENROLMENTS = 2  # at a time; each makes a key and signs a certificate
 READERS = 2  # of the digits at a time
-JOINS = 1.0  # attempts to join per second that are carried out; further ones are answered with 429
+JOINS = 1.0  # attempts to join per address and second; further ones are answered with 429
 CONNECTIONS, PER_ADDRESS = 256, 128  # a proxy is one address
 COMPRESSED = (("br", ".br"), ("gzip", ".gz"))  # encodings and their files, the smallest first
 BINARY = "application/octet-stream"
@@ -144,8 +144,8 @@ def make_application(site: PhoneSite, enrolment: PhoneEnrolment, pipes: Pipes) -
                 asked = msgspec.json.decode(body, type=Joining)
             except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
                 raise HTTPException(400, f"expected a JSON object: {str(error)[:200]}") from error
-        if rate.wait("", time.monotonic()):
-            raise HTTPException(429, "too many phones join at once; try again in some seconds")
+        if rate.wait(request.client and request.client.host, time.monotonic()):
+            raise HTTPException(429, "too many attempts to join; try again in some seconds")
         name, password = await anyio.to_thread.run_sync(
             enrolment.enrol, asked.token, limiter=enrolling
         )
@@ -198,8 +198,8 @@ async def explain_failure(request: HTTPConnection, error: Exception) -> Response
         return answer({"error": error.detail}, error.status_code)
     if isinstance(error, UsageError | DataError | Refused):
         return answer({"error": str(error)}, 403 if isinstance(error, Refused) else 400)
-    log.error("a phone cannot join: %s: %s", type(error).__name__, error)
-    return answer({"error": "the coordinator cannot enrol phones now; see its log"}, 500)
+    log.error("the phones' server failed: %s: %s", type(error).__name__, error)
+    return answer({"error": "the server failed; see the coordinator's log"}, 500)
 
 
 def answer(value: object, status: int = 200) -> Response:

@@ -75,7 +75,7 @@ class Site:
 
     runs: folder of the runs.
     files: folder of the built page.
-    holders: who may sign in, and their tokens.
+    holders: the accepted tokens, each with its role and its holder's name.
     hosts: accepted names of this server; empty: any (then a browser must use HTTPS).
     """
 

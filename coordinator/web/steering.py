@@ -123,8 +123,9 @@ def read_broker(folder: Path, certificates: str = "") -> Broker:
     certificates: what to do with them; empty: the broker may use none.
     """
     with closing(open_records(folder.parent, folder.name)) as records:
-        broker = read_config(records).broker
-    if certificates and not broker.tls:
+        config = read_config(records)
+    broker = config.broker
+    if certificates and not (broker.tls or config.phones.listen):
         raise ConfigError(
             f"run '{folder.name}' does not use certificates (broker.tls is false), so there is "
             f"none {certificates}"

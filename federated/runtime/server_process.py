@@ -72,7 +72,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process id, or None if the process could not be started."""
+        """The process id, or None while the process is not running."""
         return None if self._process is None else self._process.pid
 
     def restart_if_dead(self) -> None:

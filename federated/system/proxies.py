@@ -93,10 +93,13 @@ def open_connection(scheme: str, host: str, port: int, timeout: float) -> socket
     if proxy is None:
         return socket.create_connection((host, port), timeout)
     connect = _open_tunnel if proxy.kind == "HTTP" else _open_socks
+    made = None
     try:
         with ConnectionDeadline(timeout) as deadline:
             made = connect(proxy, host, port, deadline)
     except (OSError, HTTPException) as error:
+        if made is not None:  # the deadline came just after the connection
+            made.close()
         raise _explain(proxy, f"{host}:{port}", error) from error
     made.settimeout(timeout)
     return made

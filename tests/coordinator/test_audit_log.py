@@ -131,6 +131,7 @@ def test_the_commands_of_the_authority_are_shown(tmp_path: Path) -> None:
     ]
     assert [(row["log"], row["what"], row["about"]) for row in rows] == [
         ("authority", "enroll", "a"),
+        ("authority", "add to eu", "a"),
         ("authority", "enroll", "b"),
         ("authority", "add to eu", "b"),
         ("authority", "remove from eu", "b"),

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -270,8 +271,12 @@ def test_a_device_is_enrolled(browser: Browser, runs: Path, tmp_path: Path) -> N
         assert authority.registry.list_groups() == {"new": ("canary", "eu")}
         status, made = steer(browser, "enroll", agent="new")
         assert (status, "already has a certificate" in made["error"]) == (409, True)
-        (row,) = audit_log.read(authority.registry.path)[0]
-    assert (row.who, row.what, row.about) == ("ann", "enroll", "new")
+        rows = audit_log.read(authority.registry.path)[0]
+    assert [(row.who, row.what, row.about) for row in rows] == [
+        ("ann", "enroll", "new"),
+        ("ann", "add to canary", "new"),
+        ("ann", "add to eu", "new"),
+    ]
 
 
 def test_a_device_is_pinned_and_its_pin_removed(browser: Browser, runs: Path) -> None:
@@ -304,14 +309,24 @@ def test_the_certificates_of_a_device_are_revoked(
             status, made = steer(browser, "revoke", agent="a1")
             assert (status, "'a1' was never enrolled" in made["error"]) == (409, True)
         assert authority.registry.list_barred() == {"a0"}
+        member(authority, "phone", tmp_path)  # phones have certificates on every broker
+        with configured(runs, {"pki": str(tmp_path / "pki")}, {"listen": "127.0.0.1:0"}):
+            status, made = steer(browser, "revoke", agent="phone")
+            assert (status, made["lines"]) == (200, ["phone: revoked 1 certificate"])
 
 
 @contextmanager
-def configured(runs: Path, broker: dict[str, Any]) -> Iterator[None]:
-    """Store other settings of the run's broker while the context lasts."""
+def configured(
+    runs: Path, broker: dict[str, Any], phones: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[None]:
+    """Store other settings of the run's broker, and of phones, while the context lasts."""
     with closing(Store.open(runs, RUN)) as store:
         facts = store.read_facts()
-        changed = {**facts.config, "broker": {**facts.config.get("broker", {}), **broker}}
+        changed = {
+            **facts.config,
+            "broker": {**facts.config.get("broker", {}), **broker},
+            "phones": dict(phones),
+        }
         store.write_facts(replace(facts, config=changed))
     yield
     with closing(Store.open(runs, RUN)) as store:

@@ -11,6 +11,8 @@ import { Topics } from "./topics";
 import { measureUplink, type Uplink } from "./uplink";
 import { EMPTY, type View } from "./view";
 
+/** Why an agent ends whose device takes part elsewhere. */
+export const ELSEWHERE = "This device was opened in another tab or window, which continues. Close this one.";
 const TICK = 500; // milliseconds
 const MARGIN = 4096; // bytes of a chunk's envelope
 const SMALL = 65_536; // bytes of a chunk before the connection is measured
@@ -209,7 +211,7 @@ export class Agent implements Office {
   private takeStatus(status: Body<"status">, retained: boolean): void {
     const verdict = this.namesake.judge(status, retained);
     if (verdict === "stay") this.publishStatus();
-    if (verdict === "leave") void this.end("This device was opened in another tab or window, which goes on. Close this one.");
+    if (verdict === "leave") void this.end(ELSEWHERE);
   }
 
   private takeRefusal({ reason, about }: Body<"refusal">): void {
@@ -300,7 +302,7 @@ export class Agent implements Office {
 }
 
 /** Return why data do not fit a run; empty if they fit. */
-function explainMisfit({ network }: Card, data: DataCard): string {
+export function explainMisfit({ network }: Card, data: DataCard): string {
   if (!network) return "";
   if (network.objective !== "class") return "This run learns something else than classes, which this page cannot train.";
   if (network.inputs.join() !== data.inputs.join()) {

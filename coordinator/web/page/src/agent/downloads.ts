@@ -1,5 +1,5 @@
 // Download the weights and graphs of a task, which the coordinator publishes as retained messages.
-import { Receiver, WINDOW } from "./chunks";
+import { hash, Receiver, WINDOW } from "./chunks";
 import type { Message } from "./messages";
 import type { Store } from "./store";
 
@@ -91,10 +91,11 @@ export class Downloads {
 
   constructor(private readonly link: Subscriptions, private readonly store: Store, private readonly now: () => number) {}
 
-  /** Return a blob, from the store or from the broker. It never ends if `stop` is called. */
-  async fetch(source: Source): Promise<Uint8Array> {
+  /** Return a blob, from the store or from the broker. It never ends if `stop` is called, or if nothing wants it any more. */
+  async fetch(source: Source, isWanted: () => boolean = () => true): Promise<Uint8Array> {
     const known = await this.store.get(source.key);
-    if (known instanceof Uint8Array) return known;
+    if (!isWanted()) return new Promise(() => undefined); // `stop` would end the download of another task
+    if (known instanceof Uint8Array && hash(known) === source.digest) return known;
     this.stop();
     const data = await new Promise<Uint8Array>((done) => {
       this.active = { download: new Download(source, this.link, this.now()), done };

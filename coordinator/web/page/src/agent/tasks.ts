@@ -85,7 +85,7 @@ export class Tasks {
   private async carryOut(open: Open): Promise<void> {
     const { task } = open;
     try {
-      const job = await this.fetchJob(task);
+      const job = await this.fetchJob(open);
       if (!this.open.includes(open)) return;
       open.stage = "work";
       this.office.change({ round: task.round });
@@ -108,16 +108,18 @@ export class Tasks {
     this.startNext();
   }
 
-  private async fetchJob(task: Task): Promise<Job> {
+  private async fetchJob(open: Open): Promise<Job> {
+    const { task } = open;
+    const isWanted = () => this.open.includes(open);
     const graphs: GraphFile[] = [];
     for (const { kind, digest, size } of task.graphs) {
-      const data = await this.office.downloads.fetch({ base: this.office.topics.graph(digest), key: `graph/${digest}`, digest, size });
+      const data = await this.office.downloads.fetch({ base: this.office.topics.graph(digest), key: `graph/${digest}`, digest, size }, isWanted);
       graphs.push({ kind, digest, data });
     }
     const base = this.office.topics.model(task.slot, nameSubmodel(task.submodel));
-    const weights = await this.office.downloads.fetch({ base, key: `weights/${task.digest}`, digest: task.digest, size: task.size });
+    const weights = await this.office.downloads.fetch({ base, key: `weights/${task.digest}`, digest: task.digest, size: task.size }, isWanted);
     for (const key of await this.office.store.keys()) {
-      if (key.startsWith("weights/") && key !== `weights/${task.digest}`) await this.office.store.delete(key);
+      if (isWanted() && key.startsWith("weights/") && key !== `weights/${task.digest}`) await this.office.store.delete(key);
     }
     return { task, weights, graphs };
   }

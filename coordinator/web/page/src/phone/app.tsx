@@ -1,8 +1,9 @@
 // The page of a phone: it joins, chooses data, and shows the training.
 import { useEffect, useState } from "preact/hooks";
+import { explainMisfit } from "../agent/agent";
 import type { Card } from "../agent/messages";
 import type { Store } from "../agent/store";
-import type { Dataset } from "../trainer/examples";
+import { type Dataset, describeData } from "../trainer/examples";
 import { DataChoice } from "./data_choice";
 import { explainLack } from "./device";
 import { join, keepData, makeDoor, type Membership, openStore, readCard, readData, readMembership, takeToken } from "./membership";
@@ -29,7 +30,13 @@ export function App() {
     const opened = store ? { store } : await openStore();
     learn(opened);
     setTrouble(explainLack());
-    const found = token ? await join(token, opened.store) : await readMembership(opened.store);
+    const before = await readMembership(opened.store);
+    // a code works once, and may be opened again on a device that has joined with it
+    const found = token ? await join(token, opened.store).catch((error) => {
+      if (!before) throw error;
+      explain(error);
+      return before;
+    }) : before;
     learn({ membership: found });
   };
   useEffect(() => void (trouble || enter(takeToken()).catch((error) => { explain(error); learn({ membership: null }); })), []);
@@ -42,6 +49,9 @@ export function App() {
   }, [store, membership]);
 
   const choose = async (chosen: Dataset) => {
+    const misfit = card && explainMisfit(card, describeData(chosen));
+    if (misfit) return setTrouble(misfit);
+    setTrouble("");
     if (store) {
       await keepData(store, chosen).catch(() => setTrouble("The browser's storage is full: choose your data again after a reload."));
     }

@@ -55,7 +55,7 @@ export function listLacks(): string[] {
   return [
     "keep the screen on while it trains, so touch it now and then",
     "see the battery",
-    "keep others in the same network from reading along",
+    "keep others in the same network from reading what it sends",
   ];
 }
 

@@ -36,9 +36,13 @@ export async function openStore(): Promise<{ store: Store; lasting: boolean }> {
 
 /** Take the token out of the address, so that it stays in no history. */
 export function takeToken(): string {
-  const token = decodeURIComponent(location.hash.slice(1));
-  if (token) history.replaceState(null, "", location.pathname + location.search);
-  return token;
+  const found = location.hash.slice(1);
+  if (found) history.replaceState(null, "", location.pathname + location.search);
+  try {
+    return decodeURIComponent(found);
+  } catch {
+    return found; // the server says that it is no token
+  }
 }
 
 /** Throws an Error with words for the person. */
@@ -56,6 +60,8 @@ export async function join(token: string, store: Store): Promise<Membership> {
     throw new Error(found.error ?? `The server refused the code (status ${answer.status}). Ask for a new one.`);
   }
   const membership = { name, password, run };
+  const before = await readMembership(store);
+  if (before && before.run !== run) await forget(store); // data of another run may not fit this one
   await store.set(MEMBERSHIP, membership).catch(() => undefined); // the page tells later that nothing lasts
   return membership;
 }
@@ -89,21 +95,26 @@ export function readCard(membership: Membership, onTrouble: (words: string) => v
   const topic = new Topics(membership.run, membership.name).card;
   return new Promise((resolve, reject) => {
     let found = false;
+    const giveUp = (words: string) => void link.close().then(() => reject(new Error(words)));
     const link = openLink(makeDoor(membership), {
       up: () => {
         onTrouble("");
         link.subscribe(topic);
       },
       down: (_, refused) => {
-        if (refused) reject(new Error("The server no longer accepts this device. Ask for a new code, and scan it."));
+        if (refused) giveUp("The server no longer accepts this device. Ask for a new code, and scan it.");
         else if (!found) onTrouble("The connection is lost. The page connects again by itself.");
       },
       message: (_, payload) => {
-        const message = payload.length ? decode(payload) : null;
-        if (message?.kind === "goodbye") reject(new Error(`The run is over: ${message.body.reason}`));
-        if (message?.kind !== "run") return;
-        found = true;
-        void link.close().then(() => resolve(message.body));
+        try {
+          const message = payload.length ? decode(payload) : null;
+          if (message?.kind === "goodbye") giveUp(`The run is over: ${message.body.reason}`);
+          if (message?.kind !== "run") return;
+          found = true;
+          void link.close().then(() => resolve(message.body));
+        } catch (error) {
+          giveUp(error instanceof Error ? error.message : String(error));
+        }
       },
     });
   });

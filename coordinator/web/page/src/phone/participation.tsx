@@ -1,6 +1,6 @@
 // Take part in a run, and show how it goes.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Agent } from "../agent/agent";
+import { Agent, ELSEWHERE } from "../agent/agent";
 import type { Door } from "../agent/link";
 import type { Store } from "../agent/store";
 import { EMPTY, type View } from "../agent/view";
@@ -14,8 +14,7 @@ import { TryOut } from "./try_out";
 import { openWorker, type TrainingWorker } from "./worker_client";
 
 const HIDDEN = "the page is in the background";
-const ELSEWHERE = "This device was opened in another tab, which goes on. Close this one.";
-const PERSON = "the person paused it";
+const PERSON = "someone pressed Pause";
 
 interface Place {
   door: Door;
@@ -63,17 +62,16 @@ export function Participation({ door, run, data, store, lasting }: Place) {
   const leave = async () => {
     await agent.current?.leave();
     await forget(store);
+    if (view.over) location.reload();
   };
   const lacks = listLacks();
   return (
     <>
       <TrainingState view={view} data={data} battery={battery} />
-      {!view.over && (
-        <div class="control">
-          <button type="button" aria-pressed={paused} onClick={() => setPaused(!paused)}>{paused ? "Continue" : "Pause"}</button>
-          <button type="button" onClick={leave}>Leave the run</button>
-        </div>
-      )}
+      <div class="control">
+        {!view.over && <button type="button" aria-pressed={paused} onClick={() => setPaused(!paused)}>{paused ? "Continue" : "Pause"}</button>}
+        {view.over !== ELSEWHERE && <button type="button" onClick={leave}>{view.over ? "Delete what this page stored" : "Leave the run"}</button>}
+      </div>
       {view.problems.length > 0 && (
         <section class="card" role="log" aria-label="Problems">
           <h2>Problems</h2>

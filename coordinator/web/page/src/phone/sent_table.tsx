@@ -1,4 +1,4 @@
-// Exactly what left the device.
+// What left the device.
 import type { View } from "../agent/view";
 import { formatBytes } from "./training_state";
 
@@ -16,7 +16,7 @@ export function SentTable({ view }: { view: View }) {
   return (
     <section class="card">
       <h2>What leaves this device</h2>
-      <p>These messages to the coordinator of the run, and nothing else. Your examples stay in this browser.</p>
+      <p>These messages to the coordinator of the run, a test of the connection's speed with random bytes, and the names of what the page downloads. Your examples stay in this browser.</p>
       {kinds.map(([kind, { count, bytes, last }]) => (
         <details key={kind}>
           <summary>{`${kind}: ${count} ${count === 1 ? "message" : "messages"}, ${formatBytes(bytes)}`}</summary>

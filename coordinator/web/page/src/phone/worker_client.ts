@@ -34,6 +34,9 @@ export function openWorker(data: Dataset): TrainingWorker {
   const stop = () => {
     worker?.terminate();
     worker = null;
+    for (const one of pending.values()) {
+      if (!one.onStep) one.reject(new Error("The page paused the network. Try again.")); // a prediction
+    }
     pending.clear();
   };
   const start = (): Worker => {
