@@ -1,7 +1,7 @@
 """Record who asked for what, in a table of a run's database or of a certificate authority's.
 
 Rows are only added. Each has the sha256 of its values and of the digest before it, which shows
-changed, missing and inserted rows. Whoever may write the file can still compute all digests anew.
+changed, missing and inserted rows. A user who can write to the file can recompute all digests.
 """
 
 from __future__ import annotations
