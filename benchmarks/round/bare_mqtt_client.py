@@ -3,6 +3,9 @@
 `python -m benchmarks.round.bare_mqtt_client HOST:PORT ROUNDS AGENTS SIZE` is the sender: it sends
 SIZE bytes to all agents, in chunks, and receives as much from each. It prints the seconds of each
 round. With the name of an agent as a fifth argument it is that agent.
+
+Receivers confirm chunks, and senders keep few chunks in flight: the embedded broker silently drops
+messages that a slow client has not read yet once a pattern's log exceeds 48 MiB.
 """
 
 from __future__ import annotations
@@ -10,18 +13,25 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
 from federated.wire.link import CHUNK
 
-__all__ = ["main"]
+__all__ = ["Client", "Traffic", "answer_rounds", "main", "send_rounds"]
 
 DOWN, UP, READY = "bare/down", "bare/up", "bare/ready"
+CONFIRMED = {DOWN: "bare/confirmed-down", UP: "bare/confirmed-up"}
 KEEPALIVE = 600  # seconds, for a machine with other work
-SILENCE = 300.0  # seconds without the end of a round after which a client gives up
+SILENCE = 300.0  # seconds after which a client stops waiting
+WINDOW = 128  # chunks in flight in each direction: 32 MiB
+PARTS = 4  # confirmations of a window
 
 
 @dataclass(frozen=True)
@@ -29,7 +39,7 @@ class Traffic:
     """What moves.
 
     rounds: number of rounds.
-    agents: number of agents.
+    agents: number of agents; more than `WINDOW` may send more than the embedded broker keeps.
     size: bytes to each agent, and from each.
     """
 
@@ -37,82 +47,134 @@ class Traffic:
     agents: int
     size: int
 
+    @property
+    def chunks(self) -> int:
+        """Chunks to each agent in a round, and from each."""
+        return -(-self.size // CHUNK)
+
+    def window(self, direction: str) -> int:
+        """Return the chunks that one sender may have in flight."""
+        return WINDOW if direction == DOWN else max(1, WINDOW // self.agents)
+
+    def step(self, direction: str) -> int:
+        """Return the received chunks that one confirmation stands for."""
+        return max(1, self.window(direction) // PARTS)
+
 
 class Client:
-    """A client that counts the bytes that it receives, up to an expected number."""
+    """A client that counts messages by their topic without its last level, and confirms chunks."""
 
-    def __init__(self, address: str, name: str, pattern: str) -> None:
-        self._count, self._wanted, self._done = 0, 0, threading.Event()
-        self._lock = threading.Lock()
-        self._greeted = threading.Event()
+    def __init__(self, address: str, name: str, patterns: Sequence[str], traffic: Traffic) -> None:
+        self.name, self.traffic = name, traffic
+        self._counts, self._changed = Counter[str](), threading.Condition()
+        self._enough: Callable[[], bool] = lambda: False
+        self._problem, self._subscribed = "", False
         host, _, port = address.rpartition(":")
-        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=name)
+        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=f"bare-{name}")
         self._client.max_queued_messages_set(0)  # no limit
-        self._client.on_message = lambda c, u, message: self._add(len(message.payload))
-        self._client.on_subscribe = lambda *_: self._greeted.set()
+        self._client.on_message = self._on_message
+        self._client.on_subscribe = self._on_subscribe
+        self._client.on_disconnect = self._on_disconnect
         self._client.connect(host, int(port), keepalive=KEEPALIVE)
         self._client.loop_start()
-        self._client.subscribe(pattern, qos=1)
-        assert self._greeted.wait(SILENCE)
+        self._client.subscribe([(pattern, 1) for pattern in patterns])
+        self.wait(lambda: self._subscribed)
 
-    def _add(self, size: int) -> None:
-        with self._lock:
-            self._count += size
-            if self._wanted and self._count >= self._wanted:
-                self._count -= self._wanted
-                self._wanted = 0
-                self._done.set()
+    def count(self, parent: str) -> list[int]:
+        """Return the number of messages at each topic below another one."""
+        return [n for topic, n in list(self._counts.items()) if topic.startswith(f"{parent}/")]
 
-    def expect(self, size: int) -> None:
-        """Begin to wait for this number of bytes, which may have come already."""
-        self._done.clear()
-        with self._lock:
-            self._wanted = size
-        self._add(0)
+    def has(self, parent: str, most: int) -> bool:
+        """Return True if so many messages arrived at the topics below another one."""
+        return sum(self.count(parent)) >= most
 
-    def wait(self) -> None:
-        assert self._done.wait(SILENCE), "no round ended for long"
+    def wait(self, enough: Callable[[], bool]) -> None:
+        """Wait for a condition on what arrived. Raises ConnectionError, TimeoutError."""
+        with self._changed:
+            self._enough = enough
+            met = self._changed.wait_for(lambda: self._problem or enough(), SILENCE)
+        if self._problem:
+            raise ConnectionError(self._problem)
+        if not met:
+            raise TimeoutError(f"{self.name}: {dict(self._counts)} messages in {SILENCE:.0f} s")
 
-    def send(self, topic: str, blob: memoryview) -> None:
-        for start in range(0, len(blob), CHUNK):
-            chunk = bytes(blob[start : start + CHUNK])
-            self._client.publish(f"{topic}/{start // CHUNK}", chunk, qos=1)
+    def send(self, direction: str, blob: memoryview, round: int) -> None:
+        """Send the chunks of a round, and wait until the broker has the last one."""
+        traffic = self.traffic
+        window, step = traffic.window(direction), traffic.step(direction)
+        receivers = traffic.agents if direction == DOWN else 1
+
+        def has_room() -> bool:
+            confirmed = self.count(CONFIRMED[direction])
+            return sent - step * (min(confirmed) if len(confirmed) == receivers else 0) < window
+
+        for index in range(traffic.chunks):
+            sent = round * traffic.chunks + index
+            if not has_room():
+                self.wait(has_room)
+            chunk = bytes(blob[index * CHUNK : (index + 1) * CHUNK])
+            info = self._client.publish(f"{direction}/{self.name}/{index}", chunk, qos=1)
+        info.wait_for_publish(SILENCE)
 
     def say(self, topic: str) -> None:
-        self._client.publish(topic, b"1", qos=1).wait_for_publish(SILENCE)
+        self._client.publish(f"{topic}/{self.name}/0", b"1", qos=1)
 
     def close(self) -> None:
+        self._client.on_disconnect = None
         self._client.disconnect()
         self._client.loop_stop()
 
+    # ---- in the network's thread -----------------------------------------------------------------
 
-def send_rounds(address: str, traffic: Traffic) -> None:
-    blob = memoryview(bytes(traffic.size))
-    ready = Client(address, "bare-ready", f"{READY}/+")
-    ready.expect(traffic.agents)
-    hub = Client(address, "bare-hub", f"{UP}/#")
-    print("listening", flush=True)
-    ready.wait()
-    for _ in range(traffic.rounds):
-        start = time.perf_counter()
-        hub.expect(traffic.agents * traffic.size)
-        hub.send(DOWN, blob)
-        hub.wait()
+    def _on_subscribe(self, *_: Any) -> None:
+        with self._changed:
+            self._subscribed = True
+            self._changed.notify()
+
+    def _on_disconnect(self, *reported: Any) -> None:
+        # the library connects again, but without the subscriptions
+        with self._changed:
+            self._problem = f"{self.name}: disconnected by the broker: {reported[3]}"
+            self._changed.notify()
+
+    def _on_message(self, client: mqtt.Client, _: Any, message: mqtt.MQTTMessage) -> None:
+        topic = message.topic.rpartition("/")[0]
+        with self._changed:
+            self._counts[topic] += 1
+            count = self._counts[topic]
+            if self._enough():
+                self._changed.notify()
+        direction, _, sender = topic.rpartition("/")
+        if direction == DOWN and count % self.traffic.step(DOWN) == 0:
+            self.say(CONFIRMED[DOWN])
+        elif direction == UP and count % self.traffic.step(UP) == 0:
+            client.publish(f"{CONFIRMED[UP]}/{sender}/0", b"1", qos=1)
+
+
+def send_rounds(address: str, traffic: Traffic, listening: Callable[[], object]) -> None:
+    """Send and receive all rounds. listening: called once agents may begin."""
+    blob, agents = memoryview(bytes(traffic.size)), traffic.agents
+    patterns = [f"{topic}/#" for topic in (UP, READY, CONFIRMED[DOWN])]
+    hub = Client(address, "hub", patterns, traffic)
+    listening()
+    hub.wait(partial(hub.has, READY, agents))
+    for round in range(traffic.rounds):
+        start, most = time.perf_counter(), (round + 1) * agents * traffic.chunks
+        hub.send(DOWN, blob, round)
+        hub.wait(partial(hub.has, UP, most))
         print(f"round {time.perf_counter() - start:.3f}", flush=True)
-    for client in (hub, ready):
-        client.close()
+    hub.close()
 
 
 def answer_rounds(address: str, traffic: Traffic, name: str) -> None:
+    """Receive and send all rounds as an agent."""
     blob = memoryview(bytes(traffic.size))
-    client = Client(address, f"bare-{name}", f"{DOWN}/#")
-    client.say(f"{READY}/{name}")
-    for number in range(traffic.rounds):
-        client.expect(traffic.size)
-        client.wait()
-        client.send(f"{UP}/{name}", blob)
-        if number + 1 == traffic.rounds:
-            client.say(f"{READY}/{name}/end")
+    client = Client(address, name, (f"{DOWN}/#", f"{CONFIRMED[UP]}/{name}/#"), traffic)
+    client.say(READY)
+    for round in range(traffic.rounds):
+        most = (round + 1) * traffic.chunks
+        client.wait(partial(client.has, DOWN, most))
+        client.send(UP, blob, round)
     client.close()
 
 
@@ -123,7 +185,7 @@ def main() -> None:
     if len(sys.argv) > 5:
         answer_rounds(address, traffic, sys.argv[5])
     else:
-        send_rounds(address, traffic)
+        send_rounds(address, traffic, partial(print, "listening", flush=True))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.round import command
+from benchmarks.round import bare_mqtt_client, command
+from benchmarks.round.bare_mqtt_client import Client, Traffic, answer_rounds, send_rounds
 from benchmarks.round.command import ENDED, Course, make_rows, measure_once
+from coordinator.broker import local_broker
 
 
 def test_ended_rounds_are_found_in_the_output_of_both() -> None:
@@ -31,6 +36,26 @@ def test_a_fleet_is_compared_with_bare_clients_and_its_memory_with_limits() -> N
     assert not rows[f"base memory, {name} (MB)", "at most"].met
     assert rows[f"growth, {name} (models)", "at most"].ours == pytest.approx(2, abs=0.1)
     assert rows[f"growth, {name} (models)", "at most"].met
+
+
+@pytest.mark.broker
+def test_bare_clients_lose_nothing_if_the_receiver_is_slower_than_the_broker_keeps_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count, traffic = Client._on_message, Traffic(1, 1, 100 << 20)  # twice what the broker keeps
+
+    def count_slowly(self: Client, *received: Any) -> None:
+        if self.name == "hub":
+            time.sleep(0.004)
+        count(self, *received)
+
+    monkeypatch.setattr(bare_mqtt_client, "SILENCE", 60.0)
+    monkeypatch.setattr(Client, "_on_message", count_slowly)
+    with local_broker.start("127.0.0.1", 0, "embedded", tmp_path) as broker:
+        agent = threading.Thread(target=answer_rounds, args=(broker.address, traffic, "b0"))
+        send_rounds(broker.address, traffic, agent.start)
+        agent.join()
+    assert ENDED.findall(capsys.readouterr().out)
 
 
 @pytest.mark.slow
