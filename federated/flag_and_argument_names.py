@@ -16,6 +16,7 @@ __all__ = [
     "PORT",
     "RESUME",
     "RUNS",
+    "SHARD",
     "TLS",
     "Option",
     "Spell",
@@ -45,4 +46,5 @@ PASSWORDS = Option("--passwords FILE", 'broker={"passwords": FILE}')
 PORT = Option("--port PORT", 'broker={"port": PORT}')
 RESUME = Option("--resume", "resume=True")
 RUNS = Option("--runs DIR", "runs=DIR")
+SHARD = Option("--shard", "shard")
 TLS = Option("--tls", 'broker={"tls": True}')

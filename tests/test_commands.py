@@ -52,6 +52,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker]
         ([*AGENT, "bench", "--depths", "99"], 3, "--depths: "),
         ([*COORDINATOR, "runs", "--runs", "none"], 3, "--runs none: "),
         ([*AGENT, "join", "--broker", "h", "--partition", "iid"], 2, "require --shard"),
+        ([*AGENT, "join", "--broker", "h", "--shard", "4/4"], 2, "--shard 4/4: expected an index"),
+        ([*AGENT, "join", "--broker", "h", "--shard", "1-4"], 2, "--shard '1-4': expected a form"),
         ([*COORDINATOR, "start", "--name", "a/b"], 3, "'a/b'"),
         (
             [*COORDINATOR, "start", "--broker", "h", "--passwords", "p"],
@@ -77,7 +79,12 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker]
             "rounds: expected a whole number of at least 1, found 0",
         ),
         ([*AGENT, "join", "--broker", "h", "--limit-memory", "lots"], 2, "expected a size"),
-        ([*AGENT, "infer", "--model", "none.onnx", "x.npy"], 3, "none.onnx"),
+        ([*AGENT, "infer", "--model", "none.onnx", "x.npy"], 3, "expected an exported .onnx file"),
+        (
+            [*AGENT, "finetune", "--model", "none", "--data", "digits", "--out", "o"],
+            3,
+            "--model none: no such file or folder; expected the folder of a release, as",
+        ),
         (
             [*AGENT, "join", "--token-file", "none"],
             3,
@@ -103,8 +110,7 @@ def test_bad_input_ends_a_command_with_its_exit_code(
     [
         ([*COORDINATOR, "start", "--data", "none.npz"], 3, "no such file"),
         ([*AGENT, "join", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
-        ([*AGENT, "join", "--broker", "h", "--data", "none.npz"], 3, "no such file"),
-        ([*AGENT, "join", "--broker", "h", "--shard", "4/4"], 2, "shard"),
+        ([*AGENT, "join", "--dry-run", "--data", "none.npz"], 3, "no such file"),
     ],
     ids=lambda value: " ".join(value[3:]) if isinstance(value, list) else None,
 )
@@ -143,3 +149,12 @@ def test_a_missing_run_at_the_broker_is_reported_after_a_timeout(
     process.communicate(timeout=60)
     assert process.returncode == 6
     assert "no run at this broker after 1 s" in (tmp_path / "0.err").read_text()
+
+
+def test_missing_data_are_reported_before_a_run_is_awaited(
+    start: Start, broker: str, tmp_path: Path
+) -> None:
+    process = start(*AGENT, "join", "--broker", broker, "--data", "none.npz")
+    process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "no such file" in (tmp_path / "0.err").read_text()

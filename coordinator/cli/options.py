@@ -113,6 +113,8 @@ def print_answer(folder: Path, what: str, form: str) -> None:
 
 def check_new(file: Path) -> None:
     """Raise ConfigError if a file exists, or its folder does not, before work that takes long."""
+    if file.is_dir():
+        raise ConfigError(f"--out {file}: this is a folder: add the name of a new file")
     if file.exists():
         raise ConfigError(f"--out {file}: the file exists: choose another name")
     if not file.parent.is_dir():
@@ -124,8 +126,6 @@ def write_new(file: Path, text: str) -> None:
     try:
         with file.open("x", encoding="utf-8") as opened:
             opened.write(text)
-    except FileExistsError as error:
-        raise ConfigError(f"--out {file}: the file exists: choose another name") from error
     except OSError as error:
         check_new(file)
         raise ConfigError(f"--out {file}: cannot be written: {error.strerror}") from error

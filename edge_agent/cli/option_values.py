@@ -76,10 +76,15 @@ def check_code_names(options: Mapping[str, Any]) -> None:
 
 
 def check_shard(options: Mapping[str, Any]) -> None:
-    """Raise UsageError if --partition or --seed is set without --shard."""
-    if options["shard"] is None and (
-        options["partition"] is not None or options["seed"] is not None
-    ):
+    """Raise UsageError for an invalid --shard or --partition, or if --partition or --seed is set
+    without --shard.
+    """
+    shard, partition, seed = (options[key] for key in ("shard", "partition", "seed"))
+    if shard is not None:
+        from federated.data.partitions import Shard  # `bench --help` need not load numpy
+
+        Shard.parse(shard, partition or PARTITION, seed or SEED)
+    elif partition is not None or seed is not None:
         raise UsageError("--partition and --seed require --shard I/N")
 
 

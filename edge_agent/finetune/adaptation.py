@@ -208,7 +208,7 @@ def has_improved(before: Scores, after: Scores, network: Network) -> bool:
 
 def _find_release(request: FinetuneRequest) -> tuple[Path, str]:
     """Return the folder of the release and the name of the submodel."""
-    request.check_source()
+    request.check_source("the folder of a release")
     if request.model is not None and request.model.is_file():
         raise UsageError(
             f"--model {request.model}: expected the folder of a release: a single graph has no "

@@ -70,7 +70,7 @@ def infer(request: InferRequest, form: str, say: Say, stop: threading.Event | No
 
 
 def _check_request(request: InferRequest) -> None:
-    request.check_source()
+    request.check_source("an exported .onnx file or the folder of a release")
     if request.sha256 is not None and (request.model is None or request.model.is_dir()):
         raise UsageError("--sha256 requires --model FILE; a release is always checked")
     if request.sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", request.sha256):

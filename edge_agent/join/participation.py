@@ -1,7 +1,7 @@
-"""Take part in a run: load the data, find the run, measure the device, join, and train until the
-run ends.
+"""Take part in a run: reach the broker, load the data, find the run, measure the device, join, and
+train until the run ends.
 
-worker.load -> find_run -> worker.measure -> AgentEventLoop.join -> turn, turn, ... -> leave
+open_link -> worker.load -> find_run -> worker.measure -> AgentEventLoop.join -> turn, ... -> leave
 
 Between two turns the agent checks whether it must measure the device again.
 """
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from edge_agent.device import state_folder
@@ -155,14 +156,19 @@ def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) ->
     with ExitStack() as stack:
         # before the worker, which must not inherit its environment
         manager = stack.enter_context(ServiceManager())
-        worker = stack.enter_context(closing(Worker(job)))
-        with show_progress("loading the data", of_bytes=True) as show:
-            card = worker.load(show)
-        say(describe_data(job, card, worker.limits))
-        manager.ready("looking for a run")
-        run = _find_run(request, f"scout-{job.name}-{session[:4]}", say, manager)
+        # before the data, which may take long to load
+        base = _prepare_spool(request.spool, stack, say)
+        # a link of its own, because the last will of the agent's link names the run
+        with closing(open_link(request.broker, f"scout-{job.name}-{session[:4]}")) as scout:
+            worker = stack.enter_context(closing(Worker(job)))
+            with show_progress("loading the data", of_bytes=True) as show:
+                card = worker.load(show)
+            say(describe_data(job, card, worker.limits))
+            manager.ready("looking for a run")
+            ping = partial(manager.ping, lambda: "looking for a run")
+            run = find_run(scout, request.run, request.wait, say, ping)
         # before the link: of two agents with the same name, the first one stays connected
-        spool = stack.enter_context(closing(_open_spool(request, run, stack, say)))
+        spool = stack.enter_context(closing(_open_spool(request, run, base)))
         link = stack.enter_context(closing(_open_link(request, run, session)))
         equipment = Equipment(
             lambda card: measure_device(worker, card, link, say, fresh=request.fresh),
@@ -180,20 +186,6 @@ def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) ->
         return take_part(participant, stop, say, after_turn)
 
 
-def _find_run(request: JoinRequest, client: str, say: Say, manager: ServiceManager) -> messages.Run:
-    """Call `find_run` on a separate link, because the last will of the agent's link names the
-    run.
-    """
-    with closing(open_link(request.broker, client)) as scout:
-        return find_run(
-            scout,
-            request.run,
-            request.wait,
-            say,
-            lambda: manager.ping(lambda: "looking for a run"),
-        )
-
-
 def _open_link(request: JoinRequest, run: messages.Run, session: str) -> Link:
     """Open the agent's link. Its last will says that the agent is disconnected."""
     name = request.job.name
@@ -201,21 +193,27 @@ def _open_link(request: JoinRequest, run: messages.Run, session: str) -> Link:
     return open_link(request.broker, f"{run.run}-{name}", (topics.status(run.run, name), will))
 
 
-def _open_spool(request: JoinRequest, run: messages.Run, stack: ExitStack, say: Say) -> Spool:
-    """Open this agent's spool of a run. If the default folder is unusable, use a temporary one.
+def _prepare_spool(root: Path | None, stack: ExitStack, say: Say) -> Path:
+    """Return the folder of all spools. If the default folder is unusable, use a temporary one.
 
-    Raises StoreError if the folder that --spool names is unusable.
+    root: the folder that --spool names, or None. Raises StoreError if it is unusable.
     """
-    root, name = request.spool, request.job.name
     try:
         base = root if root is not None else state_folder.locate_state() / state_folder.SPOOL
-        (base / run.run).mkdir(parents=True, exist_ok=True)
+        base.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=base).close()
     except (OSError, StoreError) as error:
         if root is not None:
             reason = error.strerror if isinstance(error, OSError) else error
             raise StoreError(f"--spool {root}: cannot use this folder: {reason}") from error
         say(f"this agent cannot resume after a restart: {error}; set a folder with --spool")
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-")))
+    return base
+
+
+def _open_spool(request: JoinRequest, run: messages.Run, base: Path) -> Spool:
+    """Open this agent's spool of a run. Raises StoreError."""
+    name = request.job.name
     spool = Spool(base / run.run / name, lasting=True, limit=request.spool_limit)
     spool.tidy(base.glob(f"*/{name}"))
     return spool

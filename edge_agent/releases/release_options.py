@@ -39,8 +39,11 @@ class ReleaseRequest:
     partition: str = PARTITION
     seed: int = SEED
 
-    def check_source(self) -> None:
-        """Raise UsageError unless exactly one source is set, ConfigError if it does not exist."""
+    def check_source(self, expected: str) -> None:
+        """Raise UsageError unless exactly one source is set, ConfigError if it does not exist.
+
+        expected: what `model` may be, in words.
+        """
         if self.broker is None and self.model is None:
             raise UsageError(
                 "--broker and --model are missing: set --broker HOST to download a release, or "
@@ -50,8 +53,8 @@ class ReleaseRequest:
             raise UsageError("--broker and --model cannot be combined: use one of them")
         if self.model is not None and not self.model.exists():
             raise ConfigError(
-                f"--model {self.model}: no such file or folder; expected an exported .onnx file or "
-                "the folder of a release, as `coordinator export` writes it"
+                f"--model {self.model}: no such file or folder; expected {expected}, as "
+                "`coordinator export` writes it"
             )
 
     def find_release(self) -> tuple[Path, str]:

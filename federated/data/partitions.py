@@ -26,6 +26,7 @@ from federated.data import partition_algorithms
 from federated.data.dataset import Dataset, Indices, Labels
 from federated.data.held_out_splits import strata
 from federated.errors import DataError, Unknown, UsageError
+from federated.flag_and_argument_names import SHARD
 
 __all__ = ["Shard", "count_kinds", "draw_shard", "parse", "read", "save", "seed_generator"]
 
@@ -188,9 +189,11 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.of:
-            raise UsageError(
-                f"shard {self.index}/{self.of}: expected an index from 0 to "
-                f"{self.of - 1}, found {self.index}"
+            raise UsageError.naming(
+                lambda spell: (
+                    f"{spell(SHARD)} {self.index}/{self.of}: expected an index from 0 to "
+                    f"{self.of - 1}, found {self.index}"
+                )
             )
         parse(self.partition)
 
@@ -199,7 +202,11 @@ class Shard:
         """Return the shard `I/N`: part I (from 0) of N. UsageError: the text is malformed."""
         index, _, of = text.partition("/")
         if not (index.isdecimal() and of.isdecimal()):
-            raise UsageError(f"shard '{text}': expected a form like '0/4', the first of four parts")
+            raise UsageError.naming(
+                lambda spell: (
+                    f"{spell(SHARD)} '{text}': expected a form like '0/4', the first of four parts"
+                )
+            )
         return cls(int(index), int(of), partition, seed)
 
     def of_dataset(self, dataset: Dataset) -> Indices:

@@ -33,6 +33,7 @@ def test_init_writes_to_standard_output_or_to_a_new_file(tmp_path: Path) -> None
     [
         (["--method", "fedav"], 2, "unknown method 'fedav'; did you mean fedavg"),
         (["--out", "no/folder/run.toml"], 3, "no/folder is not a folder"),
+        (["--out", "."], 3, "--out .: this is a folder"),
     ],
 )
 def test_errors_of_init(words: list[str], code: int, said: str) -> None:

@@ -1,9 +1,12 @@
-"""A running agent measures the device again when its limits change or it throttles."""
+"""An agent checks its options before it loads data, and measures the device again when its limits
+change or it throttles.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +19,9 @@ from edge_agent.device.heat_and_load import Heat
 from edge_agent.device.measurement_drift import LOOK, Watch
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.participation import (
+    JoinRequest,
     find_run,
+    join,
     measure_device,
     read_limits,
     remeasure,
@@ -25,7 +30,7 @@ from edge_agent.join.participation import (
 from edge_agent.join.training_process_control import Job, Worker
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_run_files import Spool
-from federated.errors import FleetError
+from federated.errors import FleetError, LinkError, StoreError
 from federated.task import Profile
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -175,3 +180,19 @@ def test_a_run_with_another_protocol_version_is_reported() -> None:
         match=r"fl/v1/r/run: .*protocol 99.*install",
     ):
         find_run(MemoryLink(broker, "agent"), None, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("broker", "spool", "problem", "words"),
+    [
+        ("127.0.0.1:9", "new", LinkError, "127.0.0.1:9"),
+        ("127.0.0.1:9", "file", StoreError, "--spool .*file: cannot use this folder"),
+    ],
+)
+def test_the_broker_and_the_spool_are_checked_before_the_data(
+    tmp_path: Path, broker: str, spool: str, problem: type[Exception], words: str
+) -> None:
+    (tmp_path / "file").touch()
+    job = Job("a", "none.npz", None, "", "iid", 0, "cpu", "", Limits(), ())
+    with pytest.raises(problem, match=words):
+        join(JoinRequest(job, broker, None, 1.0, tmp_path / spool), threading.Event())

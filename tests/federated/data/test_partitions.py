@@ -245,8 +245,10 @@ def test_the_error_of_a_misspelled_shard_has_an_example(text: str) -> None:
 
 @pytest.mark.parametrize("index", [-1, 4])
 def test_a_shard_outside_its_partition_is_refused(index: int) -> None:
-    with pytest.raises(UsageError, match="expected an index from 0 to 3"):
+    with pytest.raises(UsageError, match="expected an index from 0 to 3") as caught:
         Shard(index, 4, "iid", 0)
+    assert str(caught.value).startswith(f"shard {index}/4: ")
+    assert caught.value.on_command_line.startswith(f"--shard {index}/4: ")
 
 
 def test_a_shard_drawn_from_a_name_is_a_quarter_and_skewed() -> None:
