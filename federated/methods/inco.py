@@ -11,6 +11,7 @@ g_0 / ||g_0|| and L = (||g_k|| + ||g_0||) / 2:
                 all per kernel of a convolution, 1e-7 in denominators
     no_norm     clip(g_k + t g_0, -0.1, 0.1), else as code
     no_opt      as code, t = 1
+    neither     clip(g_k + g_0, -0.1, 0.1): without normalisation and without t
     paper       (a - t b) L,   t = <b, a> / <b, b>, over the whole layer: the rest is orthogonal
                 to g_0
     paper_cond  as paper, but t = 0 unless <b, a> < 0 (Theorem 3.1)
@@ -29,6 +30,9 @@ section. Everything else follows the base method: stem, shortcuts, norms, head, 
 For vision transformers the authors' code also divides every step by the number of epochs. The paper
 does not mention this, and it is left out here. The authors publish the code for FedAvg only; the
 other four follow the paper: devices and mean of the base method, then the cross-layer step.
+
+With `record`, the state keeps two numbers of each such layer: `beta/NAME`, the fraction of kernels
+with <g_0, g_k> > 0, and `theta/NAME`, the mean of t over kernels (section 5.4, Figure 9).
 
 `inco-nova`: the authors train with Adam, which FedNova's normaliser for SGD does not fit, and their
 FedNova on ResNets stays at 10 to 15 %. Set `optimiser = "sgd"` for a fair comparison.
@@ -60,6 +64,8 @@ from models.submodel import Network, Submodel
 from models.submodel_building import address, full, list_normalising, shapes
 
 __all__ = [
+    "BETA",
+    "THETA",
     "cross_step",
     "find_references",
     "inco_avg",
@@ -69,8 +75,9 @@ __all__ = [
     "inco_scaffold",
 ]
 
-VARIANTS = ("code", "no_norm", "no_opt", "paper", "paper_cond", "unnormalised")
-KERNELS = VARIANTS[:3]  # per kernel, clipped
+BETA, THETA = "beta/", "theta/"  # prefixes of recorded numbers
+VARIANTS = ("code", "no_norm", "no_opt", "neither", "paper", "paper_cond", "unnormalised")
+KERNELS = VARIANTS[:4]  # per kernel, clipped
 STEPS = 4  # from the smallest to the largest size
 LARGEST, STEEPEST, EPS = 0.1, 5.0, 1e-7  # limits of a step's entries and of t; avoids 0 / 0
 
@@ -101,30 +108,52 @@ def find_references(network: Network) -> dict[str, str]:
     return found
 
 
-def cross_step(step: Tensor, other: Tensor, variant: str) -> Tensor:
-    """Return g_k with g_0, of the same shape, under a variant of the module's table."""
-    kernels = variant in KERNELS and math.prod(step.shape[2:]) > 1
-    x, y = (value.flatten(2) if kernels else value.reshape(1, 1, -1) for value in (step, other))
-    norm_x, norm_y = x.norm(dim=-1, keepdim=True), y.norm(dim=-1, keepdim=True)
+def flatten_kernels(value: Tensor, variant: str) -> Tensor:
+    """Return a step as [out, in, kernel], or [1, 1, all] if the variant treats it as a whole."""
+    kernels = variant in KERNELS and math.prod(value.shape[2:]) > 1
+    return value.flatten(2) if kernels else value.reshape(1, 1, -1)
+
+
+def find_theta(x: Tensor, y: Tensor, variant: str) -> Tensor:
+    """Return t of each kernel, [out, in, 1], of steps [out, in, kernel]."""
     eps = EPS if variant in KERNELS else torch.finfo(x.dtype).tiny
-    a, b, level = x / (norm_x + eps), y / (norm_y + eps), (norm_x + norm_y) / 2
     along, square = (x * y).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
     match variant:
         case "paper" | "paper_cond":
-            cosine = (a * b).sum(-1, keepdim=True) / ((b * b).sum(-1, keepdim=True) + eps)
-            new = (a - (cosine if variant == "paper" else cosine.clamp(max=0)) * b) * level
+            a, b = (value / (value.norm(dim=-1, keepdim=True) + eps) for value in (x, y))
+            cosine: Tensor = (a * b).sum(-1, keepdim=True) / ((b * b).sum(-1, keepdim=True) + eps)
+            return cosine if variant == "paper" else cosine.clamp(max=0)
         case "unnormalised":
-            new = (a - along / (square + eps) * b) * level
+            return along / (square + eps)
+        case "no_opt" | "neither":
+            return torch.ones_like(along)
         case _:
-            t = (
-                torch.ones_like(along)
-                if variant == "no_opt"
-                else (along.abs() / (square + eps)).clamp(max=STEEPEST)
-            )
-            new = (x + t * y if variant == "no_norm" else (a + t * b) * level).clamp(
-                -LARGEST, LARGEST
-            )
+            return (along.abs() / (square + eps)).clamp(max=STEEPEST)
+
+
+def cross_step(step: Tensor, other: Tensor, variant: str) -> Tensor:
+    """Return g_k with g_0, of the same shape, under a variant of the module's table."""
+    x, y = (flatten_kernels(value, variant) for value in (step, other))
+    norm_x, norm_y = x.norm(dim=-1, keepdim=True), y.norm(dim=-1, keepdim=True)
+    eps = EPS if variant in KERNELS else torch.finfo(x.dtype).tiny
+    a, b, level = x / (norm_x + eps), y / (norm_y + eps), (norm_x + norm_y) / 2
+    t = find_theta(x, y, variant)
+    if variant in KERNELS:
+        sums = x + t * y if variant in ("no_norm", "neither") else (a + t * b) * level
+        new = sums.clamp(-LARGEST, LARGEST)
+    else:
+        new = (a - t * b) * level
     return torch.where((norm_x > 0) & (norm_y > 0), new, x).reshape(step.shape)
+
+
+def record_pair(home: str, step: Tensor, other: Tensor, variant: str) -> dict[str, Tensor]:
+    """Return beta and theta of a layer by home; nothing if none of its kernels moved."""
+    x, y = (flatten_kernels(value, variant) for value in (step, other))
+    moved = (x.norm(dim=-1) > 0) & (y.norm(dim=-1) > 0)
+    if not moved.any():
+        return {}
+    beta, theta = (x * y).sum(-1)[moved] > 0, find_theta(x, y, variant).squeeze(-1)[moved]
+    return {BETA + home: beta.to(x.dtype).mean(), THETA + home: theta.mean()}
 
 
 def apply_cross_step(old: Tensor, new: Tensor, other: Tensor, one: Sum, variant: str) -> Tensor:
@@ -169,14 +198,13 @@ def finish(state: State, total: Total, rng: np.random.Generator, *, base: Method
     into.
     """
     after, variant = base.finish(state, total, rng), state.settings["variant"]
-    old, new = state.tensors, after.tensors
-    taken = {
-        home: apply_cross_step(
-            old[home], new[home], new[other] - old[other], total.sums[home], variant
-        )
-        for home, other in find_references(state.menu[0].network).items()
-        if home in total.sums and other in total.sums
-    }
+    old, new, taken = state.tensors, after.tensors, dict[str, Tensor]()
+    for home, other in find_references(state.menu[0].network).items():
+        if home in total.sums and other in total.sums:
+            shallow = new[other] - old[other]
+            taken[home] = apply_cross_step(old[home], new[home], shallow, total.sums[home], variant)
+            if state.settings["record"]:
+                taken |= record_pair(home, new[home] - old[home], shallow, variant)
     return replace(after, tensors={**new, **taken})
 
 
@@ -200,7 +228,8 @@ def inco(base: Method, name: str, **given: object) -> Method:
         each=int | tuple[int, ...],
     )
     variant = Setting("code", "formula that adds a shallow layer's step to a deep one's", VARIANTS)
-    settings = {**authors, **given, "depths": blocks, "variant": variant}
+    record = Setting(False, "keep beta and theta of each layer in the state, for an analysis")
+    settings = {**authors, **given, "depths": blocks, "variant": variant, "record": record}
     mixed = "the step of a deep layer includes that of a shallow one"
     return replace(
         base,

@@ -130,6 +130,13 @@ def test_no_norm_adds_the_shallow_step_as_it_is():
     )
 
 
+def test_neither_adds_the_whole_shallow_step():
+    """(-.06, .08) + (.03, .04) = (-.03, .12), clipped."""
+    torch.testing.assert_close(
+        cross_step(*pair(), "neither")[0, 0, 0], torch.tensor([-0.03, 0.1]), rtol=1e-5, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize("variant", ["paper", "paper_cond"])
 def test_the_papers_variant_leaves_a_step_that_is_orthogonal_to_the_shallow_one(variant):
     """Over the whole layer, where the two point apart; conditionally, where they agree the
@@ -150,7 +157,7 @@ def test_the_papers_variant_leaves_a_step_that_is_orthogonal_to_the_shallow_one(
 
 
 @pytest.mark.parametrize(
-    "variant", ["code", "no_norm", "no_opt", "paper", "paper_cond", "unnormalised"]
+    "variant", ["code", "no_norm", "no_opt", "neither", "paper", "paper_cond", "unnormalised"]
 )
 def test_where_either_step_is_zero_the_own_one_stays(variant):
     step = torch.randn(2, 2, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -210,6 +217,27 @@ def test_untrained_deep_layers_do_not_change():
     before, after = play_round("inco-avg", {0: move})
     assert all(torch.equal(after[home], before[home]) for home in find_references(NET))
     assert not torch.equal(after["sections.0.0.conv2.weight"], before["sections.0.0.conv2.weight"])
+
+
+def test_the_numbers_of_an_analysis_are_recorded_if_asked():
+    """The deep layer moves by 2 in the direction of the shallow one, and in half of the kernels
+    against it: beta > 0 in half of them, and t = 2 in all.
+    """
+
+    def along(name, value):
+        moved = torch.full_like(value, 0.01)
+        if ".1.conv" in name:
+            moved *= 2
+            moved[::2] *= -1
+        return moved
+
+    _, after = play_round("inco-avg", {1: along}, record=True)
+    _, without = play_round("inco-avg", {1: along})
+    for home in find_references(NET):
+        assert float(after[f"beta/{home}"]) == pytest.approx(0.5)
+        assert float(after[f"theta/{home}"]) == pytest.approx(2.0, rel=1e-3)
+        assert torch.equal(after[home], without[home])
+    assert not any("/" in home for home in without)
 
 
 def test_the_defaults_are_the_authors():
