@@ -15,6 +15,9 @@ COMMANDS = {
         "benchmarks.aggregation.command:command",
         "Compare the speed of aggregation with other projects.",
     ),
+    "analyse": LazyCommand(
+        "benchmarks.analyses.command:command", "Analyse the networks of a run as a paper does."
+    ),
     "async": LazyCommand(
         "benchmarks.asynchrony:command", "Compare synchronous and buffered rounds."
     ),

@@ -93,6 +93,7 @@ ROOMS = {
         "comparison",
         "aggregation",
         "simulation",
+        "analyses",
         "reproduction",
         "startup",
         "generated_docs",

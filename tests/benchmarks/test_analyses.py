@@ -1,0 +1,198 @@
+"""Analyses of runs: their arithmetic on small numbers, and each of them on a small simulation."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchmarks.analyses.block_similarity import compare_layers, match_greedily
+from benchmarks.analyses.client_similarity import align
+from benchmarks.analyses.command import command
+from benchmarks.analyses.named_analyses import ANALYSES, measure
+from benchmarks.analyses.panels import make_panel
+from benchmarks.analyses.round_history import READER, read_history
+from benchmarks.analyses.weight_scales import measure_scale
+from coordinator.run.config_sources import ConfigSources
+from coordinator.simulate.simulation import simulate_run
+from federated.errors import ConfigError, Unknown
+
+TINY = {
+    "name": "tiny",
+    "rounds": 2,
+    "data.name": "digits",
+    "model.name": "preresnet-small",
+    "train.batch": 16,
+    "train.steps": 1,
+    "evaluate.every": 2,
+    "evaluate.examples": 20,
+    "simulate.agents": 2,
+    "simulate.partition": "iid@40",
+    "observe.readers": [READER],
+}
+
+
+def simulate(folder: Path, method: str, **settings: Any) -> Path:
+    """Simulate a tiny run in this thread; return its folder. settings: with _ for a dot."""
+    given = TINY | {"method.name": method}
+    given |= {key.replace("_", ".", 1): value for key, value in settings.items()}
+    sources = ConfigSources(flags=list(given.items()))
+    simulate_run(sources, folder, Event(), lambda event: None, resume=False)
+    return folder / "tiny"
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two sizes that share nothing."""
+    return simulate(
+        tmp_path_factory.mktemp("apart"),
+        "exclusivefl",
+        method_widths=[0.5, 1.0],
+        method_depths=[2, 4],
+        assign_submodels={"d0": "w0.5-d2.2.2", "d1": "w1-d4.4.4"},
+    )
+
+
+# ---- arithmetic ----------------------------------------------------------------------------------
+
+
+def test_the_alignment_of_features_ignores_rotation_and_scale() -> None:
+    x = np.random.default_rng(0).normal(size=(12, 3))
+    turn = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3))).Q
+    assert align(x, x) == pytest.approx(1.0)
+    assert align(x, 5 * x @ turn + 2) == pytest.approx(1.0)
+
+
+def test_features_that_vary_on_different_examples_are_not_aligned() -> None:
+    one, other = np.array([[1.0], [-1], [0], [0]]), np.array([[0.0], [0], [1], [-1]])
+    assert align(one, other) == pytest.approx(0.0)
+
+
+def test_each_row_takes_the_best_column_that_is_left() -> None:
+    """Row 0 takes column 0 (0.9), which was better for row 1; that one is left with 0.1."""
+    assert float(match_greedily(torch.tensor([[0.9, 0.8], [0.95, 0.1]]))) == pytest.approx(0.5)
+    assert match_greedily(torch.tensor([[[0.2, 0.4]], [[0.6, 0.5]]])).tolist() == pytest.approx(
+        [0.4, 0.6]
+    )
+
+
+def test_layers_are_similar_whatever_the_order_of_their_filters() -> None:
+    layer = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+    assert compare_layers(layer, layer) == pytest.approx(1.0)
+    assert compare_layers(layer, 2 * layer[[2, 0, 3, 1]][:, [1, 2, 0]] + 1) == pytest.approx(1.0)
+    assert compare_layers(layer, -layer) < 0.9
+
+
+def test_the_scale_of_a_layer_is_the_mean_norm_of_its_maps() -> None:
+    """Two maps of norms |1| + |-2| = 3 and |0| + |5| = 5."""
+    assert measure_scale(torch.tensor([[[[1.0, -2.0]], [[0.0, 5.0]]]])) == pytest.approx(4.0)
+
+
+def test_the_means_of_a_panel_leave_out_missing_numbers() -> None:
+    panel = make_panel("t", {("a", "1"): 1.0, ("a", "2"): 3.0, ("b", "2"): 5.0})
+    assert panel.means == {"a": 2.0, "b": 5.0}
+    assert math.isnan(panel.values[1, 0])
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def test_the_weights_of_sizes_are_compared_with_the_smallest_one(apart: Path) -> None:
+    magnitude, distance, ratio = ANALYSES["scales"](apart)
+    assert magnitude.columns == ("w0.5-d2.2.2",)
+    assert set(distance.columns) == {"w0.5-d4.4.4", "w1-d2.2.2", "w1-d4.4.4"}
+    assert (magnitude.values > 0).all()
+    expected = np.nanmean(distance.values, axis=0) / magnitude.values.mean()
+    assert ratio.values[:, 0] == pytest.approx(expected)
+    assert measure("scales:ratio/max", apart) == pytest.approx(expected.max())
+
+
+def test_blocks_are_compared_before_and_after_training(apart: Path) -> None:
+    *sections, before, after = ANALYSES["blocks"](apart)
+    assert [panel.title for panel in sections] == ["section 0", "section 1", "section 2"]
+    assert sections[0].rows == ("1.conv1.weight", "1.conv2.weight")
+    assert len(sections[0].columns) == 6
+    assert all(0.3 < mean < 1 for panel in (before, after) for mean in panel.means.values())
+    assert before.means != after.means
+
+
+def test_the_features_of_devices_are_compared(apart: Path) -> None:
+    *sections, mean = ANALYSES["clients"](apart)
+    assert [panel.values.shape for panel in sections] == [(2, 2)] * 3
+    for panel in sections:
+        assert np.diag(panel.values) == pytest.approx(1.0)
+        assert 0 < panel.values[0, 1] < 1
+        assert panel.values[0, 1] == pytest.approx(panel.values[1, 0])
+    assert mean.rows == ("section 0", "section 1", "section 2")
+
+
+def test_step_sizes_of_every_submodel_are_shown_by_round(tmp_path: Path) -> None:
+    run = simulate(tmp_path, "nefl-w", method_gammas=[0.5, 1.0], model_name="resnet-small")
+    panels = ANALYSES["steps"](run)
+    assert len(panels) == 2
+    assert all(panel.columns == ("1", "2") and panel.rows[0] == "0.0" for panel in panels)
+    assert any((panel.values != 1).any() for panel in panels), "training changes step sizes"
+
+
+def test_beta_and_theta_are_shown_by_layer_and_round(tmp_path: Path) -> None:
+    run = simulate(tmp_path, "inco-avg", method_record=True, model_name="resnet-small")
+    beta, theta = ANALYSES["cross-layer"](run)
+    assert beta.title == "beta"
+    assert beta.rows == theta.rows
+    assert "sections.0.1.conv1" in beta.rows
+    assert ((beta.values >= 0) & (beta.values <= 100)).all()
+    assert (theta.values >= 0).all()
+    assert measure("cross-layer:beta/sections.0.1.conv1", run) == pytest.approx(
+        beta.values[beta.rows.index("sections.0.1.conv1")].mean()
+    )
+
+
+def test_the_plan_of_branches_follows_the_scores_of_the_last_training(tmp_path: Path) -> None:
+    """With half of the branches of all layers, the first plan goes from the bottom up."""
+    run = simulate(
+        tmp_path, "dynamicfl", method_branches=2, assign_submodels={"d*": "w1-d4.4.4-x2"}
+    )
+    first, second = ANALYSES["branches"](run)
+    assert (first.title, second.title) == ("d0", "d1")
+    assert first.columns == ("1", "2")
+    assert (first.values[:, 0] == 2).all(), "two branches in every layer use up the budget"
+    scores = read_history(run)[0].scores
+    assert scores.keys() == {"d0", "d1"}
+    assert scores["d0"].keys() == {*first.rows}
+
+
+def test_a_run_without_the_numbers_is_refused_with_the_remedy(apart: Path, tmp_path: Path) -> None:
+    for name, words in (
+        ("steps", "nefl-w"),
+        ("cross-layer", "method.record"),
+        ("branches", "dynamicfl"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            ANALYSES[name](apart)
+    bare = simulate(tmp_path, "nefl-w", observe_readers=[])
+    with pytest.raises(ConfigError, match="round_history:record"):
+        ANALYSES["steps"](bare)
+    with pytest.raises(Unknown, match="panel"):
+        measure("scales:nothing/max", apart)
+    with pytest.raises(ConfigError, match="cross-layer:beta"):
+        measure("scales", apart)
+
+
+def test_the_command_writes_numbers_and_a_picture(apart: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    given = ["scales", "tiny", "--runs", str(apart.parent), "--out", str(tmp_path / "made")]
+    made = CliRunner().invoke(command, [*given, "--format", "json"], catch_exceptions=False)
+    assert made.exit_code == 0, made.output
+    found = json.loads(made.stdout)
+    assert [panel["title"] for panel in found["panels"]] == ["magnitude", "distance", "ratio"]
+    assert {path.name for path in (tmp_path / "made").iterdir()} == {"scales.csv", "scales.png"}
+    lines = (tmp_path / "made" / "scales.csv").read_text().splitlines()
+    assert lines[0] == "panel,row,column,value"
+    assert CliRunner().invoke(command, ["scales", "none", "--runs", str(tmp_path)]).exit_code != 0
