@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.reproduction.experiment import Cell
+from benchmarks.analyses.named_analyses import measure
+from benchmarks.reproduction.experiment import CENTRAL, Cell
 from coordinator.assign.majority_network import build_network
 from coordinator.run.config_sources import ConfigSources
 from coordinator.settings.config import Config, load
@@ -36,7 +37,8 @@ class Finished(msgspec.Struct, frozen=True):
 
     row, column, seed: of the cell.
     settings, groups: of the cell, as its experiment states them.
-    scores: summary of the run (see `docs/simulation.md`), and scores of groups.
+    scores: summary of the run (see `docs/simulation.md`), scores of groups and of analyses, and
+        costs.
     seconds: duration of the simulation.
     commit: of the code that ran it.
     """
@@ -125,23 +127,65 @@ def run_cell(cell: Cell, place: Place, say: Say) -> Finished:
     start, runs, out = time.perf_counter(), place.folder / "runs", place.folder / cell.run
     made = simulate(ConfigSources(None, os.environ, flags=flags), runs, out, resume=True, say=say)
     [summary] = made["per_seed"].values()
-    members = assign_groups(config.simulate.agents, cell.groups)
-    scores = {
-        name: score_group(out / f"seed{cell.seed}.csv", name, members)
-        for name in cell.experiment.scores.values()
-        if "/" in name
-    }
-    shutil.rmtree(runs / f"{cell.run}-seed{cell.seed}")  # its weights; the results stay
+    run = runs / f"{cell.run}-seed{cell.seed}"
+    scores = (
+        summary | read_costs(out / f"seed{cell.seed}.json") | find_scores(cell, config, out, run)
+    )
+    shutil.rmtree(run)  # its weights; the results stay
     return Finished(
         cell.row.name,
         cell.column.name,
         cell.seed,
         cell.settings,
         list(cell.groups),
-        summary | scores,
+        scores,
         round(time.perf_counter() - start, 1),
         made["commit"],
     )
+
+
+def read_costs(path: Path) -> dict[str, float]:
+    """Return what a run cost, from the results of its seed. `tmac` and the numbers to the target
+    exist only if the run reached `simulate.target`.
+
+    macs, mace, tmac: see "Multiply-adds" in `docs/simulation.md`.
+    bytes, seconds: of all rounds; seconds are those of this machine.
+    target_rounds, target_bytes, target_seconds: of the rounds until the target was reached.
+    """
+    found = msgspec.json.decode(path.read_bytes())
+    effort, history = found["effort"], found["rounds"]
+    costs = sum_rounds(history, "")
+    if effort:
+        costs |= {"macs": effort["total"], "mace": effort["mace"]}
+    if effort and effort["rounds_to_target"] is not None:
+        reached = effort["rounds_to_target"]
+        costs |= {"tmac": effort["tmac"], "target_rounds": reached}
+        costs |= sum_rounds([one for one in history if one["round"] <= reached], "target_")
+    return costs
+
+
+def sum_rounds(history: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:
+    """Return bytes and seconds of rounds."""
+    return {
+        f"{prefix}bytes": sum(one["bytes_up"] + one["bytes_down"] for one in history),
+        f"{prefix}seconds": round(sum(one["seconds"] for one in history), 3),
+    }
+
+
+def find_scores(cell: Cell, config: Config, out: Path, run: Path) -> dict[str, float]:
+    """Return the scores of groups and of analyses that the experiment names.
+
+    out: folder of the results. run: folder of the run.
+    """
+    members, found = assign_groups(config.simulate.agents, cell.groups), dict[str, float]()
+    for score in cell.experiment.scores.values():
+        if ":" in score:
+            found[score] = measure(score, run)
+        elif "/" in score:
+            group = score.split("/")[1]  # the device of central training belongs to each
+            those = [int(group or 0)] if cell.row is CENTRAL else members
+            found[score] = score_group(out / f"seed{cell.seed}.csv", score, those)
+    return found
 
 
 def assign_groups(devices: int, groups: Sequence[float]) -> list[int]:
@@ -179,18 +223,19 @@ def read_card(name: str, root: str | None) -> Card:
 
 
 def score_group(path: Path, score: str, members: Sequence[int]) -> float:
-    """Return the mean accuracy of the devices of a group, of each its latest in a view.
+    """Return the mean accuracy, or another metric, of the devices of a group, of each its latest in
+    a view.
 
     path: file of scores of one seed.
-    score: VIEW/GROUP.
+    score: VIEW/GROUP or VIEW/GROUP/METRIC; an empty GROUP is that of all devices.
     members: group of each device.
     """
-    view, _, group = score.partition("/")
+    view, group, *metric = score.split("/")
     names = name_devices(len(members))
-    mine = {name for name, other in zip(names, members, strict=True) if str(other) == group}
+    mine = {name for name, one in zip(names, members, strict=True) if group in ("", str(one))}
     with path.open(newline="") as file:
         latest = {
-            line["agent"]: float(line["accuracy"])
+            line["agent"]: float(line[metric[0] if metric else "accuracy"])
             for line in csv.DictReader(file)
             if line["view"] == view and line["agent"] in mine
         }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from benchmarks.output_path_checks import check_log, make_folder
 from benchmarks.reproduction.cells import Finished, Place, read_log, run_cells
@@ -17,17 +18,19 @@ from benchmarks.reproduction.experiment import (
     FOLDER,
     Cell,
     Experiment,
+    Scale,
     find_experiment,
     list_experiments,
 )
 from benchmarks.reproduction.result_table import (
+    COSTS,
     Entry,
     collect_entries,
     format_csv,
     format_latex,
     format_text,
 )
-from coordinator.settings.config import load, parse_setting
+from coordinator.settings.config import flatten, load, parse_setting
 from federated.errors import EspalierError, UsageError
 from federated.install_command import pip_command
 from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
@@ -70,6 +73,12 @@ def format_experiments(found: list[dict[str, Any]]) -> str:
         title = ", ".join(filter(None, (one["paper"], one["table"])))
         table.add_row(one["name"], one["scale"], minutes, title)
     return render_table(table)
+
+
+def describe_scale(name: str, scale: Scale) -> str:
+    """Return the settings in which a scale differs from the table's, as text."""
+    changes = ", ".join(f"{key} = {value}" for key, value in flatten(scale.settings))
+    return f"scale {name}: {changes}" if changes else ""
 
 
 def write_files(experiment: Experiment, entries: list[Entry], log: Path, say: Say) -> None:
@@ -164,6 +173,11 @@ def parse_data(
     metavar="NAME=FILE",
     help="read this file or folder instead of a data set, such as cifar10=cifar10.zip",
 )
+@click.option(
+    "--costs",
+    is_flag=True,
+    help="also show multiply-adds, bytes and seconds, in all and until simulate.target was reached",
+)
 @FORMAT
 def command(
     name: str | None,
@@ -174,6 +188,7 @@ def command(
     log: Path | None,
     settings: tuple[str, ...],
     data: dict[str, str],
+    costs: bool,
     form: str,
 ) -> None:
     """Run the experiment of a paper's table.
@@ -191,6 +206,11 @@ def command(
         experiment, given = find_experiment(name), [*map(parse_setting, settings)]
         load(None, os.environ, given)  # reports invalid settings once, not for each cell
         chosen = experiment.find_scale(scale, [one for one in given if one[0] not in OF_MACHINE])
+        experiment = msgspec.structs.replace(
+            experiment,
+            note="\n".join(filter(None, (experiment.note, describe_scale(scale, chosen)))),
+            scores=experiment.scores | (COSTS if costs else {}),
+        )
         cells = [
             cell
             for cell in experiment.list_cells(chosen, seeds)

@@ -12,9 +12,12 @@ table of a paper. A cell of the table is one simulation per seed.
     [scales.full]
     [scales.small]
     settings = {rounds = 20}
+    central.settings = {rounds = 8, simulate.agents = 1, method.name = "fedavg"}
 
 The settings of a cell are those of the experiment, its column, its row and the scale; later ones
-override earlier ones.
+override earlier ones. `central` adds a row: a single device that has the data of all, as the
+accuracy to compare with. `like = "nefl-table3"` takes all that a file does not state from another
+one, also within the tables `settings` and `scales`.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from coordinator.settings.config import flatten, read_toml
 from federated.errors import ConfigError, Unknown
 from federated.settings_validation import Record, Seed, validate
 
-__all__ = ["FOLDER", "Cell", "Experiment", "find_experiment", "list_experiments"]
+__all__ = ["CENTRAL", "FOLDER", "Cell", "Experiment", "find_experiment", "list_experiments"]
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 
@@ -76,11 +79,17 @@ class Scale(Part, frozen=True, kw_only=True):
     columns: names of the columns that it has; empty: all.
     rows: names of the rows that it has; empty: all.
     seeds: of each cell.
+    central: settings of central training, beyond those of the scale; None: no such row.
     """
 
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     seeds: Annotated[tuple[Seed, ...], Meta(min_length=1)] = (0,)
+    central: Part | None = None
+
+
+MERGED = ("settings", "scales")  # tables of which an experiment `like` another states changes
+CENTRAL = Row(name="central training")
 
 
 class Experiment(Part, frozen=True, kw_only=True):
@@ -90,8 +99,10 @@ class Experiment(Part, frozen=True, kw_only=True):
     paper: authors, title or number of the paper; empty: the table is of no paper.
     table: the table in the paper.
     note: how the experiment differs from the paper.
-    scores: title -> score of a run (see `docs/simulation.md`), or VIEW/GROUP: the mean accuracy of
-        a group of devices in a view, such as `after/0`.
+    scores: title -> score of a run (see `docs/simulation.md`); VIEW/GROUP or VIEW/GROUP/METRIC: the
+        mean accuracy or other metric of a group of devices in a view, such as `after/0`, of all
+        devices without a GROUP; a cost (see `cells.read_costs`); or ANALYSIS:PANEL/ROW, the mean
+        of a row of an analysis (see `benchmarks.analyses.named_analyses`).
     largest_first: the first group trains the largest submodel.
     columns, rows: of the table.
     scales: by name.
@@ -118,9 +129,9 @@ class Experiment(Part, frozen=True, kw_only=True):
         """Return the simulations of a scale, row by row. seeds: instead of the scale's own."""
         return [
             Cell(self, row, column, chosen, seed)
-            for row in self.rows
+            for row in (*self.rows, *([CENTRAL] if chosen.central else []))
             for column in self.columns
-            if not chosen.rows or row.name in chosen.rows
+            if row is CENTRAL or not chosen.rows or row.name in chosen.rows
             if not chosen.columns or column.name in chosen.columns
             for seed in seeds or chosen.seeds
         ]
@@ -143,7 +154,8 @@ class Cell:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return self.experiment, self.column, self.row, self.scale
+        central = self.scale.central if self.row is CENTRAL else None
+        return self.experiment, self.column, self.row, self.scale, *([central] if central else [])
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -152,6 +164,8 @@ class Cell:
 
     @property
     def groups(self) -> tuple[float, ...]:
+        if self.row is CENTRAL:
+            return ()
         return next((p.groups for p in reversed(self.parts) if p.groups is not None), ())
 
     @property
@@ -177,9 +191,27 @@ def find_experiment(name: str) -> Experiment:
         raise Unknown("experiment", name, list_experiments())
     path = FOLDER / f"{name}.toml"
     where = f"experiment {path}"
-    experiment = validate(Experiment, {"name": name} | read_toml(path), where)
+    tree = read_toml(path)
+    if "like" in tree:
+        other = tree.pop("like")
+        if other not in list_experiments():
+            raise ConfigError(f"{where}: like: {Unknown('experiment', other, list_experiments())}")
+        base = read_toml(FOLDER / f"{other}.toml")
+        common = {key: merge_tables(base.get(key, {}), tree.get(key, {})) for key in MERGED}
+        tree = {**base, **tree, **common}
+    experiment = validate(Experiment, {"name": name} | tree, where)
     check_names(experiment, where)
     return experiment
+
+
+def merge_tables(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return nested tables with changes: a value replaces another, and a table is merged."""
+    merged = {
+        key: merge_tables(base[key], value)
+        for key, value in more.items()
+        if isinstance(value, dict) and isinstance(base.get(key), dict)
+    }
+    return {**base, **more, **merged}
 
 
 def check_names(experiment: Experiment, where: str) -> None:

@@ -8,14 +8,27 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from benchmarks.reproduction.cells import Finished
-from benchmarks.reproduction.experiment import Experiment
+from benchmarks.reproduction.experiment import CENTRAL, Experiment
 from federated.safe_terminal_table import make_table, render_table
 
-__all__ = ["Entry", "collect_entries", "format_csv", "format_latex", "format_text"]
+__all__ = ["COSTS", "Entry", "collect_entries", "format_csv", "format_latex", "format_text"]
 
-RAW = {"loss", "perplexity", "rmse"}  # scores that are not fractions
+RAW = {"loss", "perplexity", "rmse"}  # scores that are not fractions; less is better
+# what a run costs: title -> score
+COSTS = {
+    "MACE": "mace",
+    "multiply-adds": "macs",
+    "bytes": "bytes",
+    "seconds": "seconds",
+    "TMAC": "tmac",
+    "rounds to target": "target_rounds",
+    "bytes to target": "target_bytes",
+    "seconds to target": "target_seconds",
+}
+ENOUGH = 0.9  # of the accuracy of central training: below, a comparison of rows says little
 WIDE = 250  # characters of a line
 
 
@@ -27,6 +40,7 @@ class Entry:
     score: its title.
     values: of the seeds; accuracies in percent.
     paper: the paper's number; empty if it has none.
+    kind: a fraction (in percent), raw (less is better), or other.
     """
 
     row: str
@@ -34,6 +48,7 @@ class Entry:
     score: str
     values: tuple[float, ...]
     paper: str
+    kind: Literal["fraction", "raw", "other"] = "fraction"
 
     @property
     def mean(self) -> float | None:
@@ -53,13 +68,15 @@ class Entry:
         """Return mean and deviation; "-" without a result. between: of the two numbers."""
         if self.mean is None:
             return "-"
-        spread = f"{between}{self.deviation:.1f}" if len(self.values) > 1 else ""
-        return f"{self.mean:.1f}{spread}"
+        form = ".3g" if self.kind == "other" else ".1f"
+        spread = f"{between}{self.deviation:{form}}" if len(self.values) > 1 else ""
+        return f"{self.mean:{form}}{spread}"
 
 
 def collect_entries(experiment: Experiment, found: Sequence[Finished]) -> list[Entry]:
     """Return the numbers of a table row by row, without rows and columns that have no result."""
-    rows = [row for row in experiment.rows if any(one.row == row.name for one in found)]
+    known = (*experiment.rows, CENTRAL)
+    rows = [row for row in known if any(one.row == row.name for one in found)]
     columns = [c for c in experiment.columns if any(one.column == c.name for one in found)]
     return [
         Entry(
@@ -67,16 +84,44 @@ def collect_entries(experiment: Experiment, found: Sequence[Finished]) -> list[E
             column.name,
             title,
             tuple(
-                one.scores[score] * (1 if score in RAW else 100)
+                one.scores[score] * (100 if find_kind(score) == "fraction" else 1)
                 for one in found
                 if (one.row, one.column) == (row.name, column.name) and score in one.scores
             ),
             str(experiment.find_paper(row, column).get(title, "")),
+            find_kind(score),
         )
         for row in rows
         for column in columns
         for title, score in experiment.scores.items()
     ]
+
+
+def find_kind(score: str) -> Literal["fraction", "raw", "other"]:
+    if score.rpartition("/")[2] in RAW:
+        return "raw"
+    return "other" if score in COSTS.values() or ":" in score else "fraction"
+
+
+def compare_with_central(entries: Sequence[Entry]) -> list[str]:
+    """Return a sentence for each column: how close its best row came to central training."""
+    lines = []
+    for column in dict.fromkeys(entry.column for entry in entries):
+        found = dict[str, float]()  # by score
+        mine = [e for e in entries if e.column == column and e.mean and e.kind != "other"]
+        for central in (e for e in mine if e.row == CENTRAL.name):
+            rows = [e for e in mine if e.score == central.score and e is not central]
+            ratios = [(e.mean or 0.0) / (central.mean or 1.0) for e in rows]
+            if ratios:
+                raw = central.kind == "raw"
+                found[central.score] = 1 / min(ratios) if raw else max(ratios)
+        if found:
+            score = max(found, key=lambda one: found[one])
+            lines.append(
+                f"{column or 'best row'}: {found[score]:.0%} of {CENTRAL.name} ({score})"
+                + ("" if found[score] >= ENOUGH else "; too little to rank the rows")
+            )
+    return lines
 
 
 def arrange(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -93,7 +138,8 @@ def format_text(experiment: Experiment, entries: Sequence[Entry]) -> str:
             name, *(e.format_ours() + (f" ({e.paper})" if e.paper else "") for e in several)
         )
     head = [", ".join(filter(None, (experiment.paper, experiment.table))), experiment.note]
-    return "\n".join(filter(None, (*head, render_table(table, WIDE, styled=False))))
+    drawn = render_table(table, WIDE, styled=False)
+    return "\n".join(filter(None, (*head, drawn, *compare_with_central(entries))))
 
 
 def format_csv(entries: Sequence[Entry]) -> str:

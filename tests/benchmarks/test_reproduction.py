@@ -14,6 +14,7 @@ from benchmarks.reproduction.cells import (
     Finished,
     assign_groups,
     pin_groups,
+    read_costs,
     read_log,
     score_group,
 )
@@ -125,6 +126,58 @@ def test_a_table_shows_means_and_deviations_beside_the_papers_numbers(table: Pat
     )
 
 
+def test_an_experiment_like_another_states_only_the_difference(table: Path) -> None:
+    table.with_stem("more").write_text(
+        'like = "table"\ntable = "Table 2"\nscores = {mean = "mean"}\nsettings.train.batch = 8\n'
+        'rows = [{name = "third", settings.method.name = "fedavg"}]\nscales.small.seeds = [4]\n'
+    )
+    made = find_experiment("more")
+    assert (made.name, made.paper, made.table) == ("more", "A & B", "Table 2")
+    [cell] = made.list_cells(made.find_scale("small"))
+    assert (cell.row.name, cell.column.name, cell.seed) == ("third", "y", 4)
+    assert cell.settings == {
+        **{"rounds": 2, "train.lr": 0.25, "train.batch": 8, "method.name": "fedavg"}
+    }
+    assert made.scores == {"mean": "mean"}
+    table.with_stem("lost").write_text('like = "nobody"\n')
+    with pytest.raises(ConfigError, match="nobody"):
+        find_experiment("lost")
+
+
+def test_central_training_is_a_row_with_settings_of_its_own(table: Path) -> None:
+    table.write_text(TABLE + "central.settings = {rounds = 9, simulate.agents = 1}\n")
+    made = find_experiment("table")
+    *others, central = made.list_cells(made.find_scale("small"), [0])
+    assert [cell.row.name for cell in others] == ["first", "second"]
+    assert (central.row.name, central.groups) == ("central training", ())
+    assert central.settings == {"rounds": 9, "train.lr": 0.25, "simulate.agents": 1}
+    found = [finished("first", "y", 0, worst=0.5), finished("central training", "y", 0, worst=0.8)]
+    assert format_text(made, collect_entries(made, found)).splitlines()[-1] == (
+        "y: 62% of central training (worst); too little to rank the rows"
+    )
+    found[0] = finished("first", "y", 0, worst=0.72, loss=2.0)
+    assert format_text(made, collect_entries(made, found)).splitlines()[-1] == (
+        "y: 90% of central training (worst)"
+    )
+
+
+def test_costs_are_counted_in_all_and_until_the_target(tmp_path: Path) -> None:
+    """Rounds of 3 and 5 bytes; the target was reached after the first."""
+    history = [
+        {"round": 1, "seconds": 2.0, "bytes_up": 1, "bytes_down": 2},
+        {"round": 2, "seconds": 1.0, "bytes_up": 2, "bytes_down": 3},
+    ]
+    effort = {"mean": 1.0, "mace": 4.0, "total": 9.0, "tmac": 4.0, "rounds_to_target": 1}
+    path = tmp_path / "seed0.json"
+    path.write_text(json.dumps({"rounds": history, "effort": effort}))
+    assert read_costs(path) == {
+        **{"bytes": 8, "seconds": 3.0, "macs": 9.0, "mace": 4.0, "tmac": 4.0},
+        **{"target_rounds": 1, "target_bytes": 3, "target_seconds": 2.0},
+    }
+    path.write_text(json.dumps({"rounds": history, "effort": {}}))
+    assert read_costs(path) == {"bytes": 8, "seconds": 3.0}
+
+
 def test_groups_divide_the_devices_by_their_shares() -> None:
     assert assign_groups(6, [1, 5]) == [0, 1, 1, 1, 1, 1]
     assert Counter(assign_groups(100, [7, 2, 1])) == {0: 70, 1: 20, 2: 10}
@@ -156,6 +209,7 @@ def test_the_score_of_a_group_is_the_mean_of_its_devices_latest_ones(tmp_path: P
     )
     assert score_group(path, "after/0", [0, 1, 1]) == pytest.approx(0.1)
     assert score_group(path, "after/1", [0, 1, 1]) == pytest.approx(0.6)
+    assert score_group(path, "after//accuracy", [0, 1, 1]) == pytest.approx(1.3 / 3)
     with pytest.raises(ConfigError, match="local"):
         score_group(path, "labels/1", [0, 1, 1])
 
@@ -199,10 +253,11 @@ def test_the_command_runs_each_cell_once(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     log = tmp_path / "made" / "log.jsonl"
     given = ("recipfl-mnist", "--scale", "check", "--log", log, "--set", "train.lr=0.125")
-    made = run(*given, "--only", "ExclusiveFL", "--format", "json")
+    made = run(*given, "--only", "ExclusiveFL", "--costs", "--format", "json")
     assert made.exit_code == 0, made.output
     assert "ExclusiveFL, seed 0: simulation 1 of 1" in made.stderr
-    strong, weak = json.loads(made.stdout)["entries"]
+    strong, weak, *costs = json.loads(made.stdout)["entries"]
+    assert {"bytes", "TMAC"} <= {cost["score"] for cost in costs}
     assert (strong["paper"], weak["paper"]) == ("92.97 ± 1.98", "77.85 ± 5.14")
     assert 0 <= strong["mean"] <= 100
     assert 0 <= weak["mean"] <= 100
@@ -233,9 +288,14 @@ def test_the_last_row_of_every_table_runs(name: str, tmp_path: Path) -> None:
     """It is the paper's own method in most tables. `test_every_method` runs the methods of the
     other rows, and `test_every_experiment_states_valid_settings` reads the settings of all cells.
     """
+    text = tmp_path / "wikitext-2"
+    text.mkdir()
+    for part in ("train", "valid", "test"):
+        (text / f"{part}.txt").write_text("to be or not to be that is the question " * 400)
     made = find_experiment(name)
     row = made.list_cells(made.find_scale("check"))[-1].row.name
-    done = run(name, "--scale", "check", "--only", row, "--log", tmp_path / "log.jsonl")
+    log = ("--log", tmp_path / "log.jsonl", "--set", f"data.root={tmp_path}")
+    done = run(name, "--scale", "check", "--only", row, *log)
     assert done.exit_code == 0, done.output
     found = read_log(tmp_path / "log.jsonl")
     assert found
