@@ -36,7 +36,8 @@ __all__ = [
 ]
 
 WARM_UP = 2  # steps before the measurement
-WINDOWS = 3  # measured windows; the fastest counts, since others were disturbed
+WINDOWS = 3  # most measured windows; the fastest counts, since others were disturbed
+AGREEMENT = 0.03  # largest relative difference of two windows that were not disturbed
 WINDOW = 0.3  # seconds per window: many scheduling periods, so that a fraction of a processor shows
 STEPS = 2  # minimum steps per window
 
@@ -123,27 +124,25 @@ def time_submodels(
     threads: number to use; 0 finds the best
     ConfigError: no submodel fits.
     """
-    trainer = site.trainer
-    size = max(2, min(batch, len(data.x)))
-    about = {"work": "train", "batch": size, "dtype": str(data.x.dtype)}
-    if trainer.accelerator is None:
-        threads = threads or _choose_threads(submodels[-1], batch, data, site, about)
-        trainer.use_threads(threads)
-    timings, refused = list[Timing](), list[InsufficientMemory]()
+    refused = list[InsufficientMemory]()
+    known: dict[Submodel, float] = {}
+    if site.trainer.accelerator is None:
+        if not threads:
+            threads, known = _choose_threads(submodels[-1], batch, data, site)
+        site.trainer.use_threads(threads)
     for submodel in submodels:
-        step = partial(time_step, submodel, batch, data, trainer)
         try:
-            seconds = _measure(submodel, batch, site, {**about, "threads": threads}, step)
+            if submodel not in known:
+                known[submodel] = _time_step(submodel, batch, data, site, threads)
         except InsufficientMemory as error:
             refused.append(error)
-        else:
-            timings.append(Timing(submodel, batch, seconds))
+    timings = tuple(Timing(one, batch, known[one]) for one in submodels if one in known)
     if not timings:
         raise ConfigError(
             f"cannot calibrate: {refused[0]}; raise --limit-memory, free memory, "
             "or train with a smaller batch (train.batch)"
         )
-    return threads or 1, tuple(timings)
+    return threads or 1, timings
 
 
 def make_timing_key(submodel: Submodel) -> dict[str, Any]:
@@ -154,19 +153,6 @@ def make_timing_key(submodel: Submodel) -> dict[str, Any]:
     return asdict(replace(submodel, network=network, owner=""))
 
 
-def _find_faster_threads(
-    submodel: Submodel, batch: int, data: Any, most: int, trainer: Trainer
-) -> int:
-    """Return 1 or `most`, whichever is faster: sharing little work among threads, or processors
-    with other agents, costs more than it gains.
-    """
-    times = {}
-    for threads in sorted({1, most}):
-        trainer.use_threads(threads)
-        times[threads] = time_step(submodel, batch, data, trainer)
-    return min(times, key=times.__getitem__)
-
-
 def time_step(submodel: Submodel, batch: int, data: Any, trainer: Trainer) -> float:
     """Return the seconds of one training step (forward, backward, update)."""
     size = max(2, min(batch, len(data.x)))
@@ -175,12 +161,12 @@ def time_step(submodel: Submodel, batch: int, data: Any, trainer: Trainer) -> fl
 
 def time_calls(step: Callable[[], object]) -> float:
     """Return the seconds of one call: the mean of the fastest window. Under a CPU quota the fastest
-    single call would mislead.
+    single call would mislead. Two windows that agree are enough.
     """
     for _ in range(WARM_UP):
         step()
-    means = []
-    for _ in range(WINDOWS):
+    means = list[float]()
+    while len(means) < WINDOWS and not (len(means) == 2 and agree(*means)):
         steps, start = 0, time.perf_counter()
         while steps < STEPS or time.perf_counter() - start < WINDOW:
             step()
@@ -189,26 +175,37 @@ def time_calls(step: Callable[[], object]) -> float:
     return min(means)
 
 
+def agree(one: float, other: float) -> bool:
+    """Return True if neither of two measured times was disturbed."""
+    return abs(one - other) <= AGREEMENT * min(one, other)
+
+
 def _choose_threads(
-    submodel: Submodel,
-    batch: int,
-    data: Any,
-    site: TimingSite,
-    about: Mapping[str, Any],
-) -> int:
-    """Return the better number of threads, cached or measured; 1 if the memory does not suffice
-    to try.
+    submodel: Submodel, batch: int, data: Any, site: TimingSite
+) -> tuple[int, dict[Submodel, float]]:
+    """Return 1 or the most threads, whichever is faster, and the submodel's time with them: sharing
+    little work among threads, or processors with other agents, costs more than it gains. Without
+    enough memory to try, return 1 and no time.
     """
-    most = site.limits.threads
-    if most == 1:
-        return 1
-    trial = partial(_find_faster_threads, submodel, batch, data, most, site.trainer)
-    try:
-        return int(
-            _measure(submodel, batch, site, {**about, "work": "threads", "most": most}, trial)
-        )
-    except InsufficientMemory:
-        return 1
+    times = dict[int, float]()
+    if site.limits.threads == 1:
+        return 1, {}
+    for threads in (1, site.limits.threads):
+        site.trainer.use_threads(threads)
+        try:
+            times[threads] = _time_step(submodel, batch, data, site, threads)
+        except InsufficientMemory:
+            return 1, {}
+    best = min(times, key=times.__getitem__)
+    return best, {submodel: times[best]}
+
+
+def _time_step(submodel: Submodel, batch: int, data: Any, site: TimingSite, threads: int) -> float:
+    """Return the seconds of a training step through the cache. Raises InsufficientMemory."""
+    size = max(2, min(batch, len(data.x)))
+    about = {"work": "train", "batch": size, "dtype": str(data.x.dtype), "threads": threads}
+    step = partial(time_step, submodel, batch, data, site.trainer)
+    return _measure(submodel, batch, site, about, step)
 
 
 def _measure(

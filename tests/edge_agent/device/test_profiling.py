@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from edge_agent.device.process_limits import Limits
-from edge_agent.device.profiling import measure_profile, time_step
+from edge_agent.device import profiling
+from edge_agent.device.profiling import measure_profile, time_calls, time_step
 from federated.data import loading
 from federated.data.dataset import Dataset
 from federated.errors import DataError
@@ -34,6 +35,29 @@ def threads() -> Iterator[None]:
 def test_a_deeper_network_takes_longer() -> None:
     torch.set_num_threads(1)
     assert 0 < time_step(SMALL, 32, DATA, PYTORCH) < time_step(LARGE, 32, DATA, PYTORCH)
+
+
+@pytest.mark.parametrize(
+    ("durations", "expected", "steps"),
+    [
+        pytest.param((10.0, 1.0, 1.02), 1.0, 6, id="two windows agree"),
+        pytest.param((10.0, 2.0, 1.0, 1.0), 1.0, 8, id="the first was disturbed"),
+    ],
+)
+def test_a_step_is_timed_until_two_windows_agree(
+    durations: tuple[float, ...], expected: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each window has the two steps that it needs at least. The first two steps are not timed."""
+    taken, now = list[float](), [0.0]
+
+    def step() -> None:
+        window = len(taken) // 2
+        taken.append(durations[min(window, len(durations) - 1)])
+        now[0] += taken[-1]
+
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
+    assert time_calls(step) == expected
+    assert len(taken) == steps
 
 
 def test_profile_times_requested_submodels_and_sets_threads() -> None:
