@@ -251,6 +251,10 @@ def evaluate_round(
     """Evaluate submodels after the round; return the state with batch norm statistics, and all
     scores of the round.
     """
+    # The next training waits. A device does its tasks one after the other, so it would not begin to
+    # train before it has scored. Sending both together would save at most 1.3 of 24.1 s of scoring
+    # and training in `make demo`, 0.6 of 12.3 s with nine submodels in every round, and nothing
+    # where one device is the slowest at both (0.0 of 16.3 s with 1, 0.4, 0.2 and 0.1 CPUs).
     worked = {
         **plan.chosen,
         **{one.task.agent: one.task.submodel for one in run.fleet.round.settled},
