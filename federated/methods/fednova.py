@@ -8,7 +8,11 @@ the mean of these is multiplied by the mean number of steps:
     d_c = (w_t - w_c) / a_c,    w <- w_t - (sum_c p_c a_c) (sum_c p_c d_c),    p_c = n_c / sum_k n_k
 
     a_c = (tau_c - rho (1 - rho^tau_c) / (1 - rho)) / (1 - rho)    for SGD with momentum rho
-    a_c = tau_c                                                    without momentum
+    a_c = (1 - (1 - lr mu)^tau_c) / (lr mu)                        for SGD with FedProx's term
+    a_c = tau_c                                                    for plain SGD
+
+With `mu` above 0 a device also minimises mu/2 ||w - w_t||^2, as under FedProx: its later steps are
+pulled back, so they count less.
 
 With several sizes, both sums are taken per coordinate over the devices that hold it. Running
 statistics are not sums of steps and take FedAvg's mean. As in NIID-Bench (arXiv 2102.02079), a_c is
@@ -28,9 +32,10 @@ from torch import Tensor
 
 from federated.engine.aggregate import Sum, Total, bands, mean
 from federated.engine.update_contributions import Part
-from federated.method import Method, State
+from federated.method import Method, Setting, State, vary
 from federated.methods.common.inactive_mechanisms import one_step
-from federated.methods.fedavg import fedavg, finish, parts
+from federated.methods.fedavg import fedavg, finish, learning_rate, parts
+from federated.methods.fedprox import pull_recipe
 from federated.task import Update
 from models.slicing import Plan, as_slices, read_home
 from models.submodel_building import shapes
@@ -43,20 +48,23 @@ STEPS = (
 )
 
 
-def normaliser(steps: int, rho: float) -> float:
+def normaliser(steps: int, rho: float, pull: float = 0.0) -> float:
     """Return a_c: how far `steps` gradients of SGD with momentum rho move the weights, each of one
     learning rate.
+
+    pull: lr mu, the fraction of their distance by which a step pulls the weights back
     """
-    return (
-        steps * (steps + 1) / 2
-        if rho == 1
-        else (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-    )
+    # a step of (distance, momentum, 1): momentum' = rho momentum - pull distance + 1, and
+    # distance' = distance + momentum'
+    step = np.array([[1 - pull, rho, 1], [-pull, rho, 1], [0, 0, 1]])
+    return float(np.linalg.matrix_power(step, steps)[0, 2])
 
 
 def normalise_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
     """Yield -d_c for each parameter, with n_c a_c beside it; statistics unchanged."""
-    a, trained = normaliser(update.steps, state.settings["momentum"]), shapes(plan.submodel)
+    settings, trained = state.settings, shapes(plan.submodel)
+    pull = learning_rate(settings, state.round + 1) * settings["mu"]
+    a = normaliser(update.steps, settings["momentum"], pull)
     for part in parts(state, plan, update):
         if part.home.partition("@")[0] in trained:
             change = (
@@ -94,14 +102,20 @@ def finish_steps(state: State, total: Total, rng: np.random.Generator) -> State:
 
 
 def fednova() -> Method:
+    base = fedavg()
     return replace(
-        fedavg(),
+        base,
         name="fednova",
         summary="FedAvg of updates divided by their number of local steps, so that devices with "
         "more steps do not dominate",
         paper="Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020 (arXiv "
         "2007.07481)",
+        settings=vary(
+            base.settings,
+            mu=Setting(0.0, "weight of FedProx's proximal term; 0: none", least=0),
+        ),
         forbids={"private": STEPS, "robust": STEPS},
+        recipe=pull_recipe,
         parts=normalise_parts,
         finish=finish_steps,
         inactive=partial(

@@ -20,10 +20,11 @@ from federated.methods.fedavg import fedavg, recipe
 from federated.task import Recipe
 from models.submodel import Submodel
 
-__all__ = ["fedprox"]
+__all__ = ["fedprox", "pull_recipe"]
 
 
 def pull_recipe(state: State, submodel: Submodel) -> Recipe:
+    """Return FedAvg's recipe with the proximal term, weighted by the setting `mu`."""
     return replace(recipe(state, submodel), pull=float(state.settings["mu"]))
 
 

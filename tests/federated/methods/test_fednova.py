@@ -44,15 +44,31 @@ def finish_round(chosen, state, *updates):
     return chosen.finish(state, total, np.random.default_rng(0)).tensors
 
 
+@pytest.mark.parametrize("mu", [0.0, 0.25])
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.9, 0.999, 1.0])
-def test_the_normaliser_is_how_far_momentum_carries_unit_gradients(rho):
-    """Seven steps of SGD with momentum under a gradient of 1 and a learning rate of 1."""
+def test_the_normaliser_is_how_far_momentum_carries_unit_gradients(rho, mu):
+    """Seven steps of SGD with momentum under a gradient of 1, plus mu times the distance of 0 by
+    FedProx's term, and a learning rate of 0.5.
+    """
     w = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
-    optimiser = torch.optim.SGD([w], lr=1.0, momentum=rho)
+    optimiser = torch.optim.SGD([w], lr=0.5, momentum=rho)
     for _ in range(7):
-        w.grad = torch.ones_like(w)
+        w.grad = 1 + mu * w.detach()
         optimiser.step()
-    assert normaliser(7, rho) == pytest.approx(-w.item(), rel=1e-9)
+    assert 0.5 * normaliser(7, rho, 0.5 * mu) == pytest.approx(-w.item(), rel=1e-9)
+
+
+def test_the_normaliser_of_fedprox_is_that_of_the_paper():
+    """(1 - (1 - lr mu)^steps) / (lr mu) = (1 - 0.75^2) / 0.25 = 1.75 for two steps."""
+    assert normaliser(2, 0.0, 0.25) == pytest.approx(1.75, rel=1e-12)
+
+
+def test_devices_with_a_proximal_term_are_normalised_by_it(toy):
+    """A learning rate of 0.5 and mu = 0.5: one and two steps count as 1 and 1.75."""
+    chosen, state, whole, _ = begin_method(toy, lr=0.5, mu=0.5)
+    assert chosen.recipe(state, whole).pull == 0.5
+    after = finish_round(chosen, state, (whole, [2] * 4, 1, 1), (whole, [4.5] * 4, 1, 2))
+    assert after["w"].tolist() == pytest.approx([1 + (1 + 2) / 2 * (1 + 1.75) / 2] * 4)
 
 
 def test_each_coordinate_has_the_mean_steps_of_those_that_hold_it(toy):
