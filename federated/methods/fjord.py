@@ -8,14 +8,16 @@ coordinate is averaged, by examples, over the devices that hold it, whether or n
 width.
 
 With `kd` (self-distillation, section 3.4; the default, since the paper's FjORD is both) each batch
-also passes the device's own width, and the drawn width learns from its outputs instead of the
-labels:
+also passes the device's own width, and the drawn width learns from its outputs, held constant:
 
-    CE(F_max(x), y) + CE(F_p(x), softmax(F_max(x)))
+    CE(F_max(x), y) + (1 - alpha) CE(F_p(x), y)
+                    + alpha T^2 CE(softmax(F_p(x) / T), softmax(F_max(x) / T))
 
-with the second softmax held constant. This is the authors' code, and the paper's mixture at alpha =
-T = 1. Regression uses squared errors. If the device's own width is drawn, the second term has no
-gradient and is left out, so distillation costs the narrowest devices nothing.
+At `alpha` = `temperature` T = 1, the defaults, this is the authors' code, and the paper's best. The
+paper does not say whether its term is multiplied by T^2, which keeps the size of its gradients
+(Hinton, Vinyals and Dean, arXiv 1503.02531). Regression uses squared errors without temperature. If
+the device's own width is drawn, the last term has no gradient and is left out, so distillation
+costs the narrowest devices nothing.
 
 Batch norm: the authors keep running statistics per width, and one affine transform of which a width
 takes the corner. Under static norm (the default) training uses batch statistics and the fleet
@@ -95,7 +97,9 @@ def place(state: State, submodel: Submodel) -> Plan:
 
 
 def recipe(state: State, submodel: Submodel) -> Recipe:
-    options = {"widths": list(state.settings["widths"]), "kd": state.settings["kd"]}
+    settings = state.settings
+    options = {key: settings[key] for key in ("kd", "alpha", "temperature")}
+    options["widths"] = list(settings["widths"])
     return replace(fedavg.recipe(state, submodel), hook="fjord", options=options)
 
 
@@ -175,26 +179,31 @@ def loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     """
     # the last index is the device's own width
     drawn = int(torch.randint(len(session.own) + 1, (), generator=session.generator))
-    network, held = session.submodel.network, session.held
+    network, held, options = session.submodel.network, session.held, session.recipe.options
     narrow = session.own[drawn] if drawn < len(session.own) else None
-    if narrow is None or not session.recipe.options["kd"]:
+    alpha = float(options["alpha"])
+    if narrow is None or not options["kd"]:
         out = session.net(x) if narrow is None else narrow.answer(session, x)
-        return objective.masked_loss(network, out, truth, held)
+        found = objective.masked_loss(network, out, truth, held)
+        # the labels of the device's own width count as both widths'
+        return (2 - alpha) * found if options["kd"] else found
     full, out = session.net(x), narrow.answer(session, x)
     if held is not None:
         full, out = objective.mask_logits(full, held), objective.mask_logits(out, held)
-    return objective.loss(network, full, truth) + distillation_loss(network, out, full.detach())
+    found = objective.loss(network, full, truth)
+    taught = distillation_loss(network, out, full.detach(), options["temperature"])
+    found = found + alpha * taught
+    return found + (1 - alpha) * objective.loss(network, out, truth) if alpha < 1 else found
 
 
-def distillation_loss(network: Network, out: Tensor, teacher: Tensor) -> Tensor:
-    """Return the cross-entropy with the teacher's probabilities at temperature 1; for values, the
-    squared error.
+def distillation_loss(network: Network, out: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Return the cross-entropy with the teacher's probabilities, both at a temperature T, times
+    T^2; for values, the squared error.
     """
-    return (
-        F.mse_loss(out, teacher)
-        if network.objective == "value"
-        else F.cross_entropy(out, teacher.softmax(1))
-    )
+    if network.objective == "value":
+        return F.mse_loss(out, teacher)
+    truth = (teacher / temperature).softmax(1)
+    return F.cross_entropy(out / temperature, truth) * temperature**2
 
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
@@ -210,6 +219,8 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
         )
     elif not settings["kd"]:
         yield "kd = false lets no width learn from a wider one: set method.kd = true"
+    elif not settings["alpha"]:
+        yield "alpha = 0 lets no width learn from a wider one: set method.alpha above 0"
 
 
 def passes(recipe: Recipe, submodel: Submodel, before: Submodel | None) -> tuple[Pass, ...]:
@@ -254,6 +265,13 @@ def fjord() -> Method:
                 "self-distillation: the sampled width learns from the outputs of the device's full "
                 "width",
             ),
+            alpha=Setting(
+                1.0,
+                "with kd: weight of the full width's outputs; that of the labels is 1 - alpha",
+                least=0,
+                most=1,
+            ),
+            temperature=Setting(1.0, "with kd: temperature of the outputs", above=0),
             **training,
         ),
         place=place,

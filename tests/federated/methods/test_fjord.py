@@ -155,15 +155,39 @@ def test_the_drawn_width_is_distilled_from_the_devices_own():
     3/4).
     """
     teacher, student = torch.tensor([[np.log(3.0), 0.0]]), torch.tensor([[0.0, np.log(3.0)]])
-    assert distillation_loss(NET, student, teacher).item() == pytest.approx(
+    assert distillation_loss(NET, student, teacher, 1.0).item() == pytest.approx(
         -(0.75 * np.log(0.25) + 0.25 * np.log(0.75))
     )
+
+
+def test_a_temperature_softens_both_widths_and_keeps_the_size_of_the_gradient():
+    """(ln 9, 0) and (0, ln 9) at temperature 2 are (ln 3, 0) and (0, ln 3), times 4."""
+    teacher, student = torch.tensor([[np.log(9.0), 0.0]]), torch.tensor([[0.0, np.log(9.0)]])
+    assert distillation_loss(NET, student, teacher, 2.0).item() == pytest.approx(
+        -4 * (0.75 * np.log(0.25) + 0.25 * np.log(0.75))
+    )
+
+
+def test_alpha_mixes_the_labels_and_the_outputs_of_the_own_width():
+    """A quarter of the labels' loss, three quarters of the outputs'; the own width has no outputs
+    to learn from but its own.
+    """
+    session = open_device(kd=True, alpha=0.75, temperature=2.0, widths=[0.25, 1.0])
+    x, y = batch(session)
+    full, narrow = session.net(x).detach(), session.own[0].answer(session, x)
+    labels, own = F.cross_entropy(narrow, y), F.cross_entropy(full, y)
+    taught = distillation_loss(NET, narrow, full, 2.0)
+    expected = (own + 0.25 * labels + 0.75 * taught).item(), (1.25 * own).item()
+    found = {round(loss(session, x, y).item(), 5) for _ in range(12)}
+    assert sorted(found) == pytest.approx(sorted(expected), abs=1e-4)
 
 
 def test_values_are_distilled_by_squared_error():
     made = replace(NET, objective="value")
     assert (
-        distillation_loss(made, torch.tensor([[1.0], [4.0]]), torch.tensor([[0.0], [2.0]])).item()
+        distillation_loss(
+            made, torch.tensor([[1.0], [4.0]]), torch.tensor([[0.0], [2.0]]), 3.0
+        ).item()
         == 2.5
     )
 
