@@ -14,7 +14,8 @@ entries represent one channel, as after a flatten, they move together. Axes that
 shorten do not move. A submodel is scored and exported with the window of the next round.
 
 `weighting` is uniform, as in HeteroFL and the paper. The authors' code multiplies all layers except
-convolutions by counts of updates that it accumulates over the rounds.
+convolutions by counts of updates that it accumulates over the rounds, and divides by the sum of the
+same counts. All devices of a round have the same count at a coordinate, so this is the plain mean.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Difference from FedAvg: devices hold the leading channels at one of five rates. 
 devices that hold a coordinate is uniform (the authors' code counts devices, not examples). A device
 contributes only the rows of its own classes to tensors with a row per class, so the row of a class
 without devices keeps its value. Logits of absent classes are set to 0 in training. A Scaler divides
-by the rate before each norm in training. Batch norm is static.
+by the rate before each norm in training. Batch norm is static. With `rates = "dynamic"` each device
+gets another rate at random in every round (section 4.1), among those that it can afford.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from federated.engine.update_contributions import RowParts
-from federated.method import Method, State, vary
+from federated.method import Method, Setting, State, vary
 from federated.methods.common.inactive_mechanisms import one_size
-from federated.methods.common.width_depth_submodels import propose_sizes
+from federated.methods.common.width_depth_submodels import assign, propose_sizes
 from federated.methods.fedavg import fedavg, parts, recipe
-from federated.task import Recipe, Update
+from federated.task import Profile, Recipe, Update
 from models.slicing import Plan, Row
 from models.submodel import Submodel
 from models.submodel_building import find_labelled
@@ -69,6 +71,15 @@ def own_recipe(state: State, submodel: Submodel) -> Recipe:
     return replace(recipe(state, submodel), labels=submodel.network.objective != "value")
 
 
+def choose(
+    state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator
+) -> Submodel:
+    """Return the largest submodel, or under dynamic rates any with the same probability."""
+    if state.settings["rates"] == "dynamic":
+        return affordable[int(rng.integers(len(affordable)))]
+    return assign(state, profile, affordable, rng)
+
+
 def heterofl() -> Method:
     base = fedavg()
     # the authors' values for CIFAR-10
@@ -80,7 +91,18 @@ def heterofl() -> Method:
         "that hold it",
         paper="Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv 2010.01264)",
         settings=vary(
-            base.settings, widths=RATES, weighting="uniform", norm="static", sharing=None, **recipe
+            base.settings,
+            widths=RATES,
+            weighting="uniform",
+            norm="static",
+            sharing=None,
+            rates=Setting(
+                "fixed",
+                "submodel of a device: the largest that it can train (fixed), or a random one in "
+                "each round (dynamic)",
+                ("fixed", "dynamic"),
+            ),
+            **recipe,
         ),
         features=FEATURES,
         forbids={
@@ -88,6 +110,7 @@ def heterofl() -> Method:
             "to divide each row"
         },
         menu=partial(propose_sizes, features=FEATURES),
+        assign=choose,
         recipe=own_recipe,
         parts=own_parts,
         inactive=one_size,

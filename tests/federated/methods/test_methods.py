@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import asdict
 
 import msgspec
@@ -327,6 +328,18 @@ def test_the_head_of_an_absent_class_stays():
     assert after["linear.weight"][:2].tolist() == [[5.0] * 64] * 2
     assert torch.equal(after["linear.weight"][2:], state.tensors["linear.weight"][2:])
     assert bool((after["stem.weight"] == 5).all())
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
+def test_dynamic_rates_are_drawn_evenly_among_those_that_a_device_can_afford(name):
+    """Of the three smallest rates, each about a third of 600 times."""
+    chosen, state = start(name, rates="dynamic")
+    affordable, rng = chosen.menu(NET, state.settings)[:3], np.random.default_rng(0)
+    drawn = Counter(chosen.assign(state, None, affordable, rng) for _ in range(600))
+    assert drawn.keys() == set(affordable)
+    assert all(150 < count < 250 for count in drawn.values())
+    fixed, state = start(name)
+    assert fixed.assign(state, None, affordable, rng) == affordable[-1]
 
 
 def test_devices_count_and_not_their_examples():
