@@ -68,6 +68,8 @@ class Recipe:
     describe a training that every trainer supports; they are also those of FedAvg's settings.
 
     epochs: passes over the local training data.
+    portion: fraction of these data that a round trains on, in parts that follow each other from
+        round to round and begin again after the last; 1: all.
     steps: maximum number of optimiser steps; 0: all steps of the epochs.
     batch: examples per step; the last step of an epoch may have fewer.
     optimiser: "sgd", "adam" or "adamw"; only SGD uses momentum.
@@ -102,6 +104,7 @@ class Recipe:
     """
 
     epochs: int = 1
+    portion: float = 1.0
     steps: int = 0
     batch: int = 32
     optimiser: Optimiser = "sgd"

@@ -152,7 +152,7 @@ def find_barrier(offer: Offer, menu: Sequence[Offer], standing: Standing) -> str
 
 def count_steps(recipe: Recipe, examples: int) -> int:
     """Return the most steps that a device with this many examples takes in a round."""
-    passes = recipe.epochs * max(1, math.ceil(examples / recipe.batch))
+    passes = recipe.epochs * max(1, math.ceil(math.ceil(examples * recipe.portion) / recipe.batch))
     return min(recipe.steps, passes) if recipe.steps else passes
 
 

@@ -30,7 +30,14 @@ from federated.trainer_capabilities import (
 from federated.training import state_between_rounds
 from federated.training.score_sums import Tallies
 from federated.training.state_between_rounds import variate_name
-from federated.training.training_inputs import UNWATCHED, Array, Examples, Execution, TrainingSet
+from federated.training.training_inputs import (
+    UNWATCHED,
+    Array,
+    Examples,
+    Execution,
+    TrainingData,
+    TrainingSet,
+)
 from federated.wire import tensors as blobs
 from federated.wire.codecs.catalogue import find_loaded_codec
 from federated.wire.codecs.codec import encode_update
@@ -127,7 +134,8 @@ def _train(
     """
     recipe = task.recipe
     tallies = _name_tally("before", _score_own_data(network, task, data, shapes, execution))
-    done = network.train(data, execution)
+    part = take_portion(data, recipe.portion, task.round)
+    done = network.train(part, execution)
     tallies |= _name_tally("after", _score_own_data(network, task, data, shapes, execution))
     out = {name: value for name, value in done.tensors.items() if name not in recipe.keep}
     own = {_name_own(task, name): done.tensors[name] for name in recipe.keep}
@@ -136,8 +144,22 @@ def _train(
         notes["tallies"] = tallies
     if recipe.labels:
         notes["labels"] = list(data.labels)
-    update = replace(update, steps=done.steps, tensors={**out, **done.sent}, notes=notes)
+    sent = {**out, **done.sent}
+    update = replace(update, samples=len(part.y), steps=done.steps, tensors=sent, notes=notes)
     return update, {**done.memory, **own}
+
+
+def take_portion(data: Examples, portion: float, round: int) -> TrainingData:
+    """Return the examples that a round trains on, at least one; see `Recipe.portion`. Their labels
+    are those of all data.
+    """
+    if portion >= 1:
+        return data
+    parts, count = max(1, math.floor(1 / portion + 1e-9)), len(data.y)
+    part = (round - 1) % parts
+    start = min(part * count // parts, count - 1)
+    chosen = slice(start, max(start + 1, (part + 1) * count // parts))
+    return TrainingSet(data.x[chosen], data.y[chosen], data.labels)
 
 
 def _score_own_data(

@@ -9,6 +9,9 @@ chains have in common, from the first on. The mean counts devices, not examples.
     clustered  the layers common to all devices; the others within each architecture
     max        each layer among all devices whose chains agree up to it and including it
 
+In the authors' code a round trains on the next tenth of a device's data, in ten passes: set
+`portion = 0.1`.
+
 Under max, the paper's best, a layer is stored under a digest of the chain that ends in it, so
 devices meet where their chains agree, without comparisons. Two layers are equal if they have the
 same name and the same shapes (the authors' code compares names only); a norm's running statistics
@@ -206,6 +209,12 @@ def flexifed() -> Method:
                 "layers that must be equal on two devices: a shared layer and all before it, or "
                 "only the shared layer",
                 ("prefix", "position"),
+            ),
+            portion=Setting(
+                Recipe.portion,
+                "fraction of a device's data that a round trains on, another part in each round",
+                above=0,
+                most=1,
             ),
             **training,
         ),

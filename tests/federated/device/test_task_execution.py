@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from federated.device.task_execution import take_portion
 from federated.errors import Refused
 from federated.training.evaluation_passes import calibrate, evaluate
 from federated.training.training_inputs import Execution, Stopped, TrainingSet
@@ -44,6 +45,34 @@ def test_a_task_is_reproducible_bit_for_bit():
     assert not all(
         np.array_equal(first.tensors[name], other.tensors[name]) for name in first.tensors
     )
+
+
+@pytest.mark.parametrize(
+    ("count", "portion", "chosen"),
+    [
+        (10, 0.5, [range(5), range(5, 10), range(5)]),
+        (7, 1 / 3, [range(2), range(2, 4), range(4, 7), range(2)]),
+        (2, 0.25, [[0], [0], [1], [1], [0]]),
+        (4, 1.0, [range(4), range(4)]),
+    ],
+)
+def test_a_round_trains_on_the_next_portion_of_the_data(count, portion, chosen):
+    data = TrainingSet(np.arange(count), np.arange(count), (0, 1))
+    for number, expected in enumerate(chosen, 1):
+        part = take_portion(data, portion, number)
+        assert (part.x.tolist(), part.labels) == (list(expected), (0, 1))
+
+
+def test_an_update_counts_the_examples_of_its_portion():
+    """Of 24 examples round 3 takes the first 12 again, in two passes of batches of 8."""
+    data, received = examples(), parameters(SMALL)
+    first = SimpleNamespace(**{**vars(data), "x": data.x[:12], "y": data.y[:12]})
+    half, same = (
+        perform_task(task(portion=portion), received, given)
+        for portion, given in ((0.5, data), (1.0, first))
+    )
+    assert (half.samples, half.steps) == (same.samples, same.steps) == (12, 4)
+    assert all(np.array_equal(half.tensors[name], same.tensors[name]) for name in same.tensors)
 
 
 def test_a_training_update():
