@@ -92,6 +92,14 @@ class Simulate(Record, frozen=True):
             description="Fraction of its examples that a device holds out for validation.",
         ),
     ] = HELD
+    local_test: Annotated[
+        Literal["own", "global"],
+        Meta(
+            description="Held-out examples of a device. own: the fraction `held` of its own. "
+            "global: the coordinator's held-out examples of the device's classes; the device "
+            "then trains on all of its own."
+        ),
+    ] = "own"
     speeds: Annotated[
         tuple[Speed, ...],
         Meta(

@@ -33,6 +33,8 @@ class DataSource:
     partition: rule that divides the data among devices.
     seed: seed of the random partition.
     held: fraction of each device's examples to hold out.
+    local_test: "own", or "global" to evaluate a device on the global test examples of its classes
+        (as HeteroFL and FedFA do), and to hold out none of its own.
     """
 
     data: str
@@ -41,12 +43,19 @@ class DataSource:
     partition: str
     seed: int
     held: float
+    local_test: str = "own"
 
     @classmethod
     def from_config(cls, config: Config) -> DataSource:
         settings, data = config.simulate, config.data
         return cls(
-            data.name, data.root, settings.agents, settings.partition, config.seed, settings.held
+            data.name,
+            data.root,
+            settings.agents,
+            settings.partition,
+            config.seed,
+            settings.held,
+            settings.local_test,
         )
 
     @cached_property
@@ -64,4 +73,6 @@ class DataSource:
     def device(self, index: int) -> Dataset:
         """Return the data of one device."""
         name = name_devices(self.agents)[index]
+        if self.local_test == "global":
+            return loading.take_classes(self.whole, self.parts[index])
         return loading.take_part(self.whole, self.parts[index], name=name, held=self.held)

@@ -28,7 +28,7 @@ from federated.errors import ConfigError, DataError
 from federated.runtime.extension_errors import find
 from models.extension_lookup import known_names
 
-__all__ = ["data_root", "load", "load_central", "load_device", "take_part"]
+__all__ = ["data_root", "load", "load_central", "load_device", "take_classes", "take_part"]
 
 
 def data_root() -> Path:
@@ -137,6 +137,22 @@ def take_part(whole: Dataset, indices: Indices, *, name: str, held: float = HELD
         users = np.zeros(len(whole.x), np.int64) if whole.users is None else whole.users
         train, local = hold_out_last(whole.sessions[indices], users[indices], held)
     return _divide(whole, indices[train], indices[local])
+
+
+def take_classes(whole: Dataset, indices: Indices) -> Dataset:
+    """Return some training examples of a data set as the data of an agent, with the held-out
+    examples of their classes. Drop all others.
+
+    DataError: the examples have no classes.
+    """
+    if whole.target != "class":
+        raise DataError(
+            f"{whole.name}: expected examples of classes, found those of {whole.target}s, which "
+            "have no held-out examples of their classes: set simulate.local_test = 'own'"
+        )
+    held = np.isin(whole.y_held, np.unique(whole.y[indices]))
+    part = _divide(whole, indices, indices)
+    return replace(part, x_held=whole.x_held[held], y_held=whole.y_held[held])
 
 
 def _divide(dataset: Dataset, train: Indices, held: Indices) -> Dataset:

@@ -6,13 +6,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from federated.data.dataset import Dataset
-from federated.data.loading import data_root, load, load_central, load_device, take_part
+from federated.data.loading import (
+    data_root,
+    load,
+    load_central,
+    load_device,
+    take_classes,
+    take_part,
+)
 from federated.data.partitions import Shard
 from federated.errors import ConfigError, DataError, Unknown
 
@@ -72,6 +80,21 @@ def test_a_named_agent_draws_the_same_shard_of_digits_each_time() -> None:
     assert np.array_equal(one.x, two.x)
     assert np.array_equal(one.y_held, two.y_held)
     assert not np.array_equal(one.y, other.y)
+
+
+def test_a_device_can_have_the_global_test_examples_of_its_classes() -> None:
+    """All of its own examples stay training examples."""
+    whole = load_central("digits")
+    chosen = np.flatnonzero(np.isin(whole.y, [3, 7]))[:20]
+    device = take_classes(whole, chosen)
+    assert rows(device.x) == rows(whole.x[chosen])
+    assert device.labels == (3, 7)
+    assert rows(device.x_held) == rows(whole.x_held[np.isin(whole.y_held, [3, 7])])
+    assert set(device.y_held) == {3, 7}
+    value = whole.y.astype(np.float32)[:, None], whole.y_held.astype(np.float32)[:, None]
+    values = replace(whole, y=value[0], y_held=value[1], outputs=1, target="value")
+    with pytest.raises(DataError, match=r"values, .*local_test = 'own'"):
+        take_classes(values, chosen)
 
 
 def test_shards_share_out_all_of_the_training_part() -> None:
