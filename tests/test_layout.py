@@ -53,6 +53,7 @@ ROOMS = {
         "methods.hypernetwork",
         "methods",
         "device.trainers",
+        "device.attacks",
         "device",
     ),
     "export": ("trainstep.decompositions", "trainstep"),

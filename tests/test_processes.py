@@ -117,6 +117,8 @@ wait = 90
 [simulate]
 agents = 2
 partition = "dirichlet:0.5"
+attackers = 0.5  # for this seed it is d1
+attack = "backdoor:3"
 """
 
 
@@ -125,7 +127,7 @@ def test_one_file_gives_the_same_model_in_simulation_and_on_a_fleet(
     tmp_path: Path, start: Start, broker: str
 ) -> None:
     """With the same seed, shards and submodels, the transport and the worker processes do not
-    affect the weights.
+    affect the weights. One of the devices is malicious.
     """
     (tmp_path / "small.toml").write_text(EXPERIMENT)
     simulated = result(start(*COORDINATOR, "simulate", "small.toml", "--format", "json"))

@@ -21,6 +21,7 @@ from coordinator.assign.majority_network import build_network
 from coordinator.run.config_sources import ConfigSources
 from coordinator.settings.config import Config, load
 from coordinator.simulate.device_data import name_devices
+from coordinator.simulate.malicious_devices import name_malicious
 from coordinator.simulate.simulation import simulate
 from federated.data import loading
 from federated.errors import ConfigError, EspalierError
@@ -199,16 +200,17 @@ def assign_groups(devices: int, groups: Sequence[float]) -> list[int]:
 
 
 def pin_groups(cell: Cell, config: Config) -> dict[str, str]:
-    """Return the submodel of each device: each group has another one of the method's menu."""
+    """Return the submodel of each device: each group has another one of the method's menu, and
+    malicious devices have the largest.
+    """
     menu, last = propose_menu(config), max(1, len(cell.groups) - 1)
     names = [menu[round(g * (len(menu) - 1) / last)].name for g in range(len(cell.groups))]
     if cell.experiment.largest_first:
         names.reverse()
     devices = name_devices(config.simulate.agents)
-    return {
-        device: names[group]
-        for device, group in zip(devices, assign_groups(len(devices), cell.groups), strict=True)
-    }
+    groups = assign_groups(len(devices), cell.groups)
+    pins = {device: names[group] for device, group in zip(devices, groups, strict=True)}
+    return pins | dict.fromkeys(name_malicious(config), menu[-1].name)
 
 
 def propose_menu(config: Config) -> tuple[Submodel, ...]:

@@ -57,9 +57,15 @@ class Part(Record, frozen=True):
 
 
 class Column(Part, frozen=True, kw_only=True):
-    """The cells of one setting, such as a data set. name: title; empty if it is the only one."""
+    """The cells of one setting, such as a data set.
+
+    name: title; empty if it is the only one.
+    baseline: name of another column; this one then shows how far each score falls below its score
+        there, such as the accuracy that an attack costs. Empty: the scores themselves.
+    """
 
     name: str = ""
+    baseline: str = ""
 
 
 class Row(Part, frozen=True, kw_only=True):
@@ -132,6 +138,7 @@ class Experiment(Part, frozen=True, kw_only=True):
             for row in (*self.rows, *([CENTRAL] if chosen.central else []))
             for column in self.columns
             if row is CENTRAL or not chosen.rows or row.name in chosen.rows
+            if row is not CENTRAL or not column.baseline
             if not chosen.columns or column.name in chosen.columns
             for seed in seeds or chosen.seeds
         ]
@@ -223,8 +230,9 @@ def check_names(experiment: Experiment, where: str) -> None:
     for names in (rows, columns):
         if len(set(names)) < len(names):
             raise ConfigError(f"{where}: expected different names, found {', '.join(names)}")
+    baselines = [column.baseline for column in experiment.columns if column.baseline]
     for scale in experiment.scales.values():
-        for given, known in ((scale.rows, rows), (scale.columns, columns)):
+        for given, known in ((scale.rows, rows), (scale.columns, columns), (baselines, columns)):
             for name in given:
                 if name not in known:
                     raise ConfigError(f"{where}: {Unknown('row or column', name, known)}")

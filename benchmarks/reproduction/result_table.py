@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.reproduction.cells import Finished
-from benchmarks.reproduction.experiment import CENTRAL, Experiment
+from benchmarks.reproduction.experiment import CENTRAL, Column, Experiment, Row
 from federated.safe_terminal_table import make_table, render_table
 
 __all__ = ["COSTS", "Entry", "collect_entries", "format_csv", "format_latex", "format_text"]
@@ -38,7 +38,7 @@ class Entry:
 
     row, column: their names.
     score: its title.
-    values: of the seeds; accuracies in percent.
+    values: of the seeds; accuracies, and their drops below the baseline, in percent.
     paper: the paper's number; empty if it has none.
     kind: a fraction (in percent), raw (less is better), or other.
     """
@@ -79,22 +79,37 @@ def collect_entries(experiment: Experiment, found: Sequence[Finished]) -> list[E
     rows = [row for row in known if any(one.row == row.name for one in found)]
     columns = [c for c in experiment.columns if any(one.column == c.name for one in found)]
     return [
-        Entry(
-            row.name,
-            column.name,
-            title,
-            tuple(
-                one.scores[score] * (100 if find_kind(score) == "fraction" else 1)
-                for one in found
-                if (one.row, one.column) == (row.name, column.name) and score in one.scores
-            ),
-            str(experiment.find_paper(row, column).get(title, "")),
-            find_kind(score),
-        )
+        make_entry(experiment, found, (row, column), (title, score))
         for row in rows
         for column in columns
         for title, score in experiment.scores.items()
     ]
+
+
+def make_entry(
+    experiment: Experiment,
+    found: Sequence[Finished],
+    place: tuple[Row, Column],
+    titled: tuple[str, str],
+) -> Entry:
+    """Return the number of a row and column for a score with its title."""
+    (row, column), (title, score) = place, titled
+    values = select_values(found, row.name, column.name, score)
+    paper, kind = str(experiment.find_paper(row, column).get(title, "")), find_kind(score)
+    if column.baseline:
+        before = select_values(found, row.name, column.baseline, score)
+        values = {seed: before[seed] - value for seed, value in values.items() if seed in before}
+        title, kind = f"{title} drop", "other"
+    return Entry(row.name, column.name, title, tuple(values.values()), paper, kind)
+
+
+def select_values(found: Sequence[Finished], row: str, column: str, score: str) -> dict[int, float]:
+    """Return a score of each seed; accuracies in percent."""
+    return {
+        one.seed: one.scores[score] * (100 if find_kind(score) == "fraction" else 1)
+        for one in found
+        if (one.row, one.column) == (row, column) and score in one.scores
+    }
 
 
 def find_kind(score: str) -> Literal["fraction", "raw", "other"]:

@@ -128,6 +128,23 @@ class Simulate(Record, frozen=True):
             "package, or module:function for your own. onnx trains as devices without PyTorch do."
         ),
     ] = DEFAULT
+    attackers: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="For research: fraction of the devices that are malicious, rounded up and "
+            "drawn from the seed. They claim the highest of the speeds, to get the largest "
+            "submodel.",
+        ),
+    ] = 0.0
+    attack: Annotated[
+        str,
+        Meta(
+            description="For research: what malicious devices send, as KIND or KIND:STRENGTH such "
+            "as sign-flip:5, in the form of `edge-agent join --attack`."
+        ),
+    ] = "backdoor"
     workers: Annotated[
         Natural,
         Meta(

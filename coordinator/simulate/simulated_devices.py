@@ -24,6 +24,7 @@ from typing import Any
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.settings.config import Config
 from coordinator.simulate.device_data import SIMULATED, DataSource, name_devices
+from coordinator.simulate.malicious_devices import choose_malicious
 from coordinator.simulate.workers import UNLIMITED, Workers, read_outcome
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_run_files import Spool
@@ -114,6 +115,7 @@ class Devices:
         self._broker = broker
         # only tells the devices' capabilities; workers train
         self._trainer = open_trainer(config.simulate.trainer, config.simulate.device)
+        self._malicious = choose_malicious(config)
         self._workers = workers
         self._stop = threading.Event()
         self._calls = queue.SimpleQueue[int]()  # indices of devices with news
@@ -204,8 +206,12 @@ class Devices:
     def _make_profile(
         self, index: int, name: str, data: Card, survey: dict[str, Any], run: messages.Run
     ) -> Profile:
-        """Return the profile that a device of the configured speed would measure."""
-        speed = pick_value(self.config.simulate.speeds, index, self.source.agents)
+        """Return the profile that a device of the configured speed would measure; a malicious one
+        claims the highest speed.
+        """
+        speeds = self.config.simulate.speeds
+        speed = pick_value(speeds, index, self.source.agents)
+        speed = max(speeds) if index in self._malicious else speed
         timings = tuple(
             Timing(s, run.batch, cost(s).macs * run.batch / (speed * RATE)) for s in run.calibration
         )

@@ -30,12 +30,14 @@ from coordinator.settings.config import Config
 from coordinator.settings.config_tables import AGENTS
 from coordinator.simulate import results
 from coordinator.simulate.device_data import DataSource, name_devices
+from coordinator.simulate.malicious_devices import name_malicious
 from coordinator.simulate.simulated_devices import Devices, ServingLink
 from coordinator.simulate.workers import OwnThread, Workers, open_workers
 from coordinator.store.run_folders import list_runs
 from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import check_buffer_size
 from federated.data import partitions
+from federated.device.attacks.known_attacks import parse_attack
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors, read_setting
 from federated.flag_and_argument_names import RESUME, RUNS, Option
@@ -95,6 +97,7 @@ def check_settings(config: Config, names: Mapping[int, str], taken: Collection[s
     """
     with read_setting():
         partitions.parse(config.simulate.partition)
+        parse_attack(config.simulate.attack)
     if config.data.name == AGENTS:
         raise ConfigError(
             f"data.name = '{AGENTS}' is for devices with data of their own: a simulation needs a "
@@ -132,6 +135,8 @@ def simulate_once(
             f"{format_count(source.agents, 'device')} ({config.simulate.partition}), "
             f"{format_count(config.rounds, 'round')}, stored in {runs / config.name}"
         )
+        if malicious := name_malicious(config):
+            say(f"malicious devices ({config.simulate.attack}): {', '.join(malicious)}")
         if prepared.store.rounds_done < config.rounds:
             with open_device_folder(prepared.store) as spool:
                 run_with_workers(prepared, source, LinePrinter(say).read, spool)

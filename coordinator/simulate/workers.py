@@ -29,6 +29,9 @@ import torch
 
 from coordinator.settings.config import Config
 from coordinator.simulate.device_data import DataSource
+from coordinator.simulate.malicious_devices import choose_malicious
+from federated.device.attacks.known_attacks import parse_attack
+from federated.device.attacks.malicious_trainer import make_malicious
 from federated.device.task_execution import carry_out
 from federated.device.trainers.catalogue import DEFAULT, open_trainer
 from federated.errors import ConfigError, EspalierError
@@ -96,12 +99,15 @@ class Worker:
         self.stopped = stopped
         self._trainer = open_trainer(config.simulate.trainer, config.simulate.device)
         self._trainer.use_threads(1)
+        self._malicious = choose_malicious(config)
+        self._attacking = make_malicious(self._trainer, parse_attack(config.simulate.attack))
         self._load = lru_cache(maxsize=64)(source.device)  # a device's data, for its next task
 
     def run_task(self, index: int, task: Task, weights: Path, result: Path) -> float:
         """Execute a device's task from file to file. Return the loss, NaN for other work."""
+        trainer = self._attacking if index in self._malicious else self._trainer
         execution = Execution(stop=self.stopped)
-        return carry_out(self._trainer, task, weights, result, self._load(index), execution)
+        return carry_out(trainer, task, weights, result, self._load(index), execution)
 
     def survey_device(self, index: int, run: Run) -> dict[str, Any]:
         """Return a device's survey; empty after a stop."""

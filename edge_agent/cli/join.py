@@ -106,6 +106,12 @@ UNENROLLED = (
 @click.option("--fresh", is_flag=True, help="ignore cached measurements of this device")
 @DEVICE
 @click.option(
+    "--attack",
+    metavar="KIND[:STRENGTH]",
+    default="",
+    help="for tests and research: send malicious updates, such as backdoor:20; this harms the run",
+)
+@click.option(
     "--wait",
     type=click.FloatRange(min=0),
     default=600.0,

@@ -60,6 +60,7 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
         limits=Limits(options["limit_cpus"], parse_size(memory) if memory else None),
         labels=check_labels(options["labels"]),
         trainer=options.get("trainer", DEFAULT),
+        attack=options.get("attack", ""),
     )
 
 

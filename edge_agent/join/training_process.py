@@ -23,6 +23,8 @@ import msgspec
 from edge_agent.join.code_permission import check_allowed, check_run, import_network, load_own
 from edge_agent.join.task_measurement import TaskGauge
 from edge_agent.join.training_process_control import Calibrated, Channel, Job, Order
+from federated.device.attacks.known_attacks import parse_attack
+from federated.device.attacks.malicious_trainer import make_malicious
 from federated.device.task_execution import carry_out
 from federated.device.trainers.catalogue import AUTO, DEFAULT, open_trainer
 from federated.device.trainers.trainer import GraphTrainer, Trainer
@@ -67,6 +69,8 @@ def serve(channel: Channel) -> None:
     try:
         job = msgspec.convert(channel.receive(), Job)
         trainer = open_trainer(job.trainer, job.device)
+        if job.attack:
+            trainer = make_malicious(trainer, parse_attack(job.attack))
         # before the data: loading them may take minutes
         load_own(job)
         if job.model and job.trainer in (AUTO, DEFAULT) and not isinstance(trainer, GraphTrainer):

@@ -60,6 +60,7 @@ class Job:
     model, method, codec: the owner's `module:attribute` that a run may use; empty for none.
     labels: the owner's labels for the device.
     trainer: a name in `federated.device.trainers.catalogue`.
+    attack: one of `federated.device.attacks.known_attacks`, for tests and research; empty for none.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Job:
     trainer: str = DEFAULT
     method: str = ""
     codec: str = ""
+    attack: str = ""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from benchmarks.reproduction.result_table import (
     format_text,
 )
 from coordinator.settings.config import load
+from coordinator.simulate.malicious_devices import name_malicious
 from federated.errors import ConfigError, Unknown
 from federated.methods.catalogue import METHODS
 
@@ -176,6 +177,37 @@ def test_costs_are_counted_in_all_and_until_the_target(tmp_path: Path) -> None:
     }
     path.write_text(json.dumps({"rounds": history, "effort": {}}))
     assert read_costs(path) == {"bytes": 8, "seconds": 3.0}
+
+
+def test_a_column_with_a_baseline_shows_how_far_each_seed_falls_below_it(table: Path) -> None:
+    table.write_text(TABLE.replace('{name = "y",', '{name = "y", baseline = "x",'))
+    made = find_experiment("table")
+    found = [
+        *(finished("first", "x", seed, worst=0.5) for seed in (0, 1)),
+        finished("first", "y", 1, worst=0.375),
+        finished("first", "y", 2, worst=0.25),  # nothing to compare with
+    ]
+    entries = [entry for entry in collect_entries(made, found) if entry.title == "y worst drop"]
+    assert [entry.values for entry in entries] == [(12.5,)]
+    table.write_text(TABLE.replace('{name = "y",', '{name = "y", baseline = "z",'))
+    with pytest.raises(ConfigError, match="row or column 'z'"):
+        find_experiment("table")
+
+
+def test_malicious_devices_have_the_largest_submodel() -> None:
+    made = find_experiment("fedfa-figure3")
+    plain, attacked = (
+        pin_groups(cell, load(None, {}, list(cell.settings.items())))
+        for cell in made.list_cells(made.find_scale("check"))
+        if cell.row.name == "width: HeteroFL"
+    )
+    assert len(set(plain.values())) == 2
+    changed = {name for name in plain if plain[name] != attacked[name]}
+    assert len(changed) <= 1  # the malicious one of five, if its group has the smallest
+    assert set(attacked.values()) <= set(plain.values())
+    config = load(None, {}, [("simulate.agents", 5), ("simulate.attackers", 0.2)])
+    [name] = name_malicious(config)
+    assert attacked[name].startswith("w1-")
 
 
 def test_groups_divide_the_devices_by_their_shares() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from federated.device.attacks.formulas import Changes, plant_backdoor
 from federated.method import configure
 from federated.methods.catalogue import find_method
 from federated.methods.common.trimmed_norm import central_norm
@@ -126,7 +127,8 @@ def check_fedfa_scaling(toy):
 def check_fedfa_backdoor(toy):
     g = golden("fedfa_backdoor")
     before = {"w": floats(g["global"])}
-    malicious = before["w"] + floats(g["clean_update"]) + g["lambda"] * floats(g["backdoor_update"])
+    changes = Changes(floats(g["clean_update"]).numpy(), floats(g["backdoor_update"]).numpy())
+    malicious = before["w"] + torch.from_numpy(plant_backdoor(changes, g["lambda"]))
     close(malicious, g["expected_malicious_update"])
     clients = [{"w": malicious}, {"w": floats(g["aggregate_N2_with_honest_update"])}]
     given = [(s, c, 1, {}) for s, c in zip(by_owner(toy, before, clients), clients, strict=True)]
