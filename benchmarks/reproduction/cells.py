@@ -17,6 +17,7 @@ import msgspec
 
 from benchmarks.analyses.named_analyses import measure
 from benchmarks.reproduction.experiment import CENTRAL, Cell
+from benchmarks.reproduction.flower import find_obstacle, run_flower
 from coordinator.assign.majority_network import build_network
 from coordinator.run.config_sources import ConfigSources
 from coordinator.settings.config import Config, load
@@ -27,6 +28,7 @@ from federated.data import loading
 from federated.errors import ConfigError, EspalierError
 from federated.methods.catalogue import find_method
 from federated.runtime.console import Say
+from federated.runtime.provenance import commit
 from federated.task import Card
 from models.submodel import Submodel
 
@@ -117,7 +119,9 @@ def run_cells(cells: Sequence[Cell], place: Place, say: Say) -> Iterator[Finishe
 
 
 def run_cell(cell: Cell, place: Place, say: Say) -> Finished:
-    """Simulate a cell, or resume its interrupted simulation. Raises what `simulate` raises."""
+    """Simulate a cell, or resume its interrupted simulation. Raises what `simulate` raises, and
+    EspalierError for a cell that Flower cannot run.
+    """
     flags = [*cell.settings.items(), *place.settings, ("name", cell.run), ("seed", cell.seed)]
     config = load(None, os.environ, flags)
     if config.data.name in place.data:
@@ -126,6 +130,10 @@ def run_cell(cell: Cell, place: Place, say: Say) -> Finished:
     if cell.groups:
         flags.append(("assign.submodels", pin_groups(cell, config)))
     start, runs, out = time.perf_counter(), place.folder / "runs", place.folder / cell.run
+    if cell.row.flower:
+        if why := find_obstacle(config):
+            raise ConfigError(f"Flower cannot run it: {why}")
+        return finish(cell, run_flower(flags), start)
     made = simulate(ConfigSources(None, os.environ, flags=flags), runs, out, resume=True, say=say)
     [summary] = made["per_seed"].values()
     run = runs / f"{cell.run}-seed{cell.seed}"
@@ -133,6 +141,11 @@ def run_cell(cell: Cell, place: Place, say: Say) -> Finished:
         summary | read_costs(out / f"seed{cell.seed}.json") | find_scores(cell, config, out, run)
     )
     shutil.rmtree(run)  # its weights; the results stay
+    return finish(cell, scores, start)
+
+
+def finish(cell: Cell, scores: dict[str, float], start: float) -> Finished:
+    """Return the line of a cell. start: when it began."""
     return Finished(
         cell.row.name,
         cell.column.name,
@@ -141,7 +154,7 @@ def run_cell(cell: Cell, place: Place, say: Say) -> Finished:
         list(cell.groups),
         scores,
         round(time.perf_counter() - start, 1),
-        made["commit"],
+        commit(),
     )
 
 

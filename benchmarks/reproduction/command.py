@@ -15,13 +15,16 @@ import msgspec
 from benchmarks.output_path_checks import check_log, make_folder
 from benchmarks.reproduction.cells import Finished, Place, read_log, run_cells
 from benchmarks.reproduction.experiment import (
+    CENTRAL,
     FOLDER,
     Cell,
     Experiment,
+    Row,
     Scale,
     find_experiment,
     list_experiments,
 )
+from benchmarks.reproduction.flower import find_obstacle
 from benchmarks.reproduction.result_table import (
     COSTS,
     Entry,
@@ -75,10 +78,27 @@ def format_experiments(found: list[dict[str, Any]]) -> str:
     return render_table(table)
 
 
+def list_flower_rows(experiment: Experiment, scale: Scale) -> tuple[Row, ...]:
+    """Return the rows of a scale that Flower can run, as rows of Flower. Raises UsageError if there
+    are none.
+    """
+    able = {
+        cell.row.name: cell.row
+        for cell in experiment.list_cells(scale)
+        if cell.row is not CENTRAL and not find_obstacle(load(None, {}, [*cell.settings.items()]))
+    }
+    if not able:
+        raise UsageError(f"--beside flower: {experiment.name} has no row that Flower can run")
+    return tuple(
+        msgspec.structs.replace(row, name=f"{name}, Flower", paper=(), flower=True)
+        for name, row in able.items()
+    )
+
+
 def describe_scale(name: str, scale: Scale) -> str:
     """Return the settings in which a scale differs from the table's, as text."""
     changes = ", ".join(f"{key} = {value}" for key, value in flatten(scale.settings))
-    return f"scale {name}: {changes}" if changes else ""
+    return "\n".join(filter(None, (f"scale {name}: {changes}" if changes else "", scale.note)))
 
 
 def write_files(experiment: Experiment, entries: list[Entry], log: Path, say: Say) -> None:
@@ -174,6 +194,11 @@ def parse_data(
     help="read this file or folder instead of a data set, such as cifar10=cifar10.zip",
 )
 @click.option(
+    "--beside",
+    type=click.Choice(["flower"]),
+    help="also run FedAvg and FedProx with Flower, on the same partition",
+)
+@click.option(
     "--costs",
     is_flag=True,
     help="also show multiply-adds, bytes and seconds, in all and until simulate.target was reached",
@@ -188,6 +213,7 @@ def command(
     log: Path | None,
     settings: tuple[str, ...],
     data: dict[str, str],
+    beside: str | None,
     costs: bool,
     form: str,
 ) -> None:
@@ -206,10 +232,15 @@ def command(
         experiment, given = find_experiment(name), [*map(parse_setting, settings)]
         load(None, os.environ, given)  # reports invalid settings once, not for each cell
         chosen = experiment.find_scale(scale, [one for one in given if one[0] not in OF_MACHINE])
+        flower = list_flower_rows(experiment, chosen) if beside else ()
+        if chosen.rows:
+            named = (*chosen.rows, *(row.name for row in flower))
+            chosen = msgspec.structs.replace(chosen, rows=named)
         experiment = msgspec.structs.replace(
             experiment,
             note="\n".join(filter(None, (experiment.note, describe_scale(scale, chosen)))),
             scores=experiment.scores | (COSTS if costs else {}),
+            rows=(*experiment.rows, *flower),
         )
         cells = [
             cell

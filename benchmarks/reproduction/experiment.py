@@ -73,10 +73,12 @@ class Row(Part, frozen=True, kw_only=True):
 
     name: title.
     paper: the paper's numbers, a list for each column with one for each score; a list may be empty.
+    flower: run by Flower.
     """
 
     name: str
     paper: tuple[tuple[float | str, ...], ...] = ()
+    flower: bool = False
 
 
 class Scale(Part, frozen=True, kw_only=True):
@@ -86,12 +88,14 @@ class Scale(Part, frozen=True, kw_only=True):
     rows: names of the rows that it has; empty: all.
     seeds: of each cell.
     central: settings of central training, beyond those of the scale; None: no such row.
+    note: what to know about its results.
     """
 
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     seeds: Annotated[tuple[Seed, ...], Meta(min_length=1)] = (0,)
     central: Part | None = None
+    note: str = ""
 
 
 MERGED = ("settings", "scales")  # tables of which an experiment `like` another states changes
