@@ -245,7 +245,7 @@ def make_offer(agent: RawAgent, count: int) -> tuple[str, bytes]:
 
 
 def make_chunk(agent: RawAgent, count: int) -> tuple[str, bytes]:
-    chunk = messages.Chunk(f"t{count}", 0, 1, 1 << 10, 0, bytes(1 << 10))
+    chunk = messages.Chunk(f"t{count}", 0, 1, 1 << 10, 0, memoryview(bytes(1 << 10)))
     return topics.chunk(topics.upload(RUN, LIAR, f"t{count}"), 0), envelope.encode(chunk)
 
 

@@ -88,7 +88,7 @@ MANIFEST = split(DATA, 1024, "1-2-train-w0.5-d1")
 VERSION = Version("ab" * 6, 9, "ab" * 32, 100, ("w1-d2",), {"a": "w1-d2"})
 MESSAGES: tuple[m.Message, ...] = (
     m.Abort(1, 2, "late"),
-    m.Chunk("t", 0, 3, 2500, 7, b"\x00\xff"),
+    m.Chunk("t", 0, 3, 2500, 7, memoryview(b"\x00\xff")),
     m.Failure("r", 1, 2, "train", SUBMODEL.name, "out of memory"),
     m.Goodbye("the run is over"),
     m.Grant(MANIFEST.transfer, b"\x05", True),

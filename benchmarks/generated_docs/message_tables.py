@@ -141,7 +141,7 @@ def describe_type(one: inspect.Type) -> str:
     match one:
         case inspect.StrType():
             return describe_text(one)
-        case inspect.BytesType():
+        case inspect.BytesType() | inspect.MemoryViewType():
             return f"binary{describe_length(one)}"
         case inspect.IntType(ge=low, lt=high) if (low, high) == NATURAL:
             return "natural"

@@ -7,6 +7,7 @@ is computed once per state, by its `Shipment`.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import torch
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.published_weights import PublishedWeights
 from coordinator.trust.message_checks import compute_shapes
+from federated.engine.sums_of_squares import sum_squares
 from federated.method import Method, State
 from federated.task import Recipe, Task, Update, Work
 from federated.wire import tensors
@@ -93,7 +95,7 @@ class Parcel:
     @cached_property
     def norms(self) -> dict[str, float]:
         """L2 norm of each tensor that an agent receives, by local name."""
-        return {name: float(value.double().norm()) for name, value in self.cut().items()}
+        return {name: math.sqrt(sum_squares(value.numpy())) for name, value in self.cut().items()}
 
 
 class Shipment:

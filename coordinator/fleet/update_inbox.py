@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.fleet.update_file_names import name_file, update_path
-from federated.errors import Refused
+from federated.errors import Refused, StoreError, explain_os_errors
 from federated.system.disk_sync import sync
 from federated.task import Key, Update
 from federated.wire import messages
@@ -174,14 +174,15 @@ class Inbox:
 
         Chunks in flight when a transfer lost its slot are stored too; otherwise they would be sent
         again and again. Raises Refused for a corrupt chunk or a wrong digest: the transfer
-        continues, or starts over.
+        continues, or starts over. Raises StoreError if the disk fails.
         """
         key = self.find_key(agent, chunk.transfer)
         if key is None:
             return None  # no longer expected
         transfer = self._transfer(key)
-        if transfer.partial.take(chunk, now):
-            transfer.progressed = now
+        with explain_os_errors(StoreError, f"cannot write an update of {agent} to {self.spool}"):
+            if transfer.partial.take(chunk, now):
+                transfer.progressed = now
         if not transfer.partial.complete:
             return None
         try:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.trust.norm_and_privacy_tables import WINDOW, ChangeNorm
+from federated.engine.sums_of_squares import sum_squares
 from federated.errors import Refused
 from federated.task import Update
 from federated.training.state_between_rounds import PREFIX
@@ -116,9 +117,7 @@ def measure_change(update: Update, sent: Mapping[str, Any]) -> dict[str, float]:
     """
     squares: dict[str, float] = {}
     for name, value in update.tensors.items():
-        step = value.astype(np.float64)
-        if not name.startswith(PREFIX) and name in sent:
-            step -= np.asarray(sent[name])
+        old = None if name.startswith(PREFIX) or name not in sent else np.asarray(sent[name])
         kind = (
             "variates"
             if name.startswith(PREFIX)
@@ -126,7 +125,7 @@ def measure_change(update: Update, sent: Mapping[str, Any]) -> dict[str, float]:
             if name.endswith(STATISTICS)
             else "weights"
         )
-        squares[kind] = squares.get(kind, 0.0) + float(np.vdot(step, step))
+        squares[kind] = squares.get(kind, 0.0) + sum_squares(value, old)
     return {kind: math.sqrt(square) for kind, square in squares.items()}
 
 

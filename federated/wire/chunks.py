@@ -130,15 +130,26 @@ class Receiver:
         self.manifest = manifest
         self._unacknowledged = 0  # chunks since the last acknowledgement
         self._first: float | None = None  # when the first of them arrived
-        self._map, have = self._open()
-        self._buffer, self._have = (
-            memoryview(self._map)[: manifest.size],
-            _read_bitmap(have, manifest),
-        )
+        self._have = _read_bitmap(self._open(), manifest)
+        # digest of the first bytes, whose chunks arrived in order and were still in the cache
+        self._sha256, self._hashed = hashlib.sha256(), 0
 
-    def _open(self) -> tuple[mmap.mmap, bytes]:
-        """Return the memory for the blob, and the bitmap of the chunks that it already holds."""
-        return mmap.mmap(-1, max(1, self.manifest.size)), b""
+    def _open(self) -> bytes:
+        """Make room for the blob, and return the bitmap of the chunks that it already holds."""
+        self._buffer = memoryview(mmap.mmap(-1, max(1, self.manifest.size)))[: self.manifest.size]
+        return b""
+
+    def _write(self, start: int, data: memoryview) -> None:
+        """Store bytes of the blob."""
+        self._buffer[start : start + len(data)] = data
+
+    def _read(self, start: int) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of the blob from `start` on, in pieces."""
+        yield self._buffer[start:]
+
+    def _view(self) -> memoryview:
+        """Return the blob, read-only."""
+        return self._buffer.toreadonly()
 
     @property
     def complete(self) -> bool:
@@ -172,8 +183,11 @@ class Receiver:
         self._first = now if self._first is None else self._first
         if self._have[chunk.index]:
             return False
-        self._buffer[start : start + length] = chunk.data
+        self._write(start, chunk.data)
         self._have[chunk.index] = True
+        if start == self._hashed:
+            self._sha256.update(chunk.data)
+            self._hashed += length
         return True
 
     def is_grant_due(self, now: float) -> bool:
@@ -198,18 +212,17 @@ class Receiver:
                 f"transfer {self.manifest.transfer}: {len(self.missing)} of "
                 f"{self.manifest.total} chunks are missing"
             )
-        digest = self._hash()
+        for piece in self._read(self._hashed):
+            self._sha256.update(piece)
+        digest, self._hashed = self._sha256.hexdigest(), self.manifest.size
         if digest != self.manifest.sha256:
             self._have[:] = False
+            self._sha256, self._hashed = hashlib.sha256(), 0
             raise Refused(
                 f"transfer {self.manifest.transfer}: expected sha256 "
                 f"{self.manifest.sha256[:16]}, found {digest[:16]}; the transfer starts over"
             )
-        return self._buffer.toreadonly()
-
-    def _hash(self) -> str:
-        """Return the sha256 digest of the blob, in hexadecimal."""
-        return hashlib.sha256(self._buffer).hexdigest()
+        return self._view()
 
     def _locate(self, chunk: Chunk) -> tuple[int, int]:
         """Return the offset and the length of a chunk, in bytes."""
@@ -234,9 +247,7 @@ class Receiver:
 
 def _make_chunk(manifest: Manifest, data: memoryview, index: int) -> Chunk:
     part = data[index * manifest.chunk : (index + 1) * manifest.chunk]
-    return Chunk(
-        manifest.transfer, index, manifest.total, manifest.size, zlib.crc32(part), bytes(part)
-    )
+    return Chunk(manifest.transfer, index, manifest.total, manifest.size, zlib.crc32(part), part)
 
 
 def _read_bitmap(have: bytes, manifest: Manifest) -> NDArray[np.bool_]:

@@ -113,15 +113,18 @@ def encode(message: Message, epoch: int = 0) -> bytes:
 
     epoch: of the coordinator that sends it; 0: none.
     """
-    body = msgspec.to_builtins(message, builtin_types=(bytes,))
-    # a field that a decoded message left at its default is not in `body`
-    body |= {name: make_safe(getattr(message, name)) for name in _TEXTS[type(message)]}
-    kind, packed = _KINDS[type(message)], msgpack.packb(body, use_bin_type=True)
-    parts = {"v": PROTOCOL, "kind": kind, "body": msgspec.Raw(packed)}
+    kind = _KINDS[type(message)]
+    parts: dict[str, Any] = {"v": PROTOCOL, "kind": kind}
+    if isinstance(message, Chunk):
+        parts["body"] = message  # so that its bytes are copied once
+    else:
+        body = msgspec.to_builtins(message, builtin_types=(bytes,))
+        # a field that a decoded message left at its default is not in `body`
+        body |= {name: make_safe(getattr(message, name)) for name in _TEXTS[type(message)]}
+        parts["body"] = msgspec.Raw(packed := msgpack.packb(body, use_bin_type=True))
+        parts["crc32"] = _compute_crc(kind, epoch, packed)
     if epoch:
         parts["epoch"] = epoch
-    if kind != "chunk":
-        parts["crc32"] = _compute_crc(kind, epoch, packed)
     return msgspec.msgpack.encode(parts)
 
 

@@ -95,7 +95,7 @@ class Chunk:
     total: Natural
     size: Natural
     crc32: Crc
-    data: Annotated[bytes, Meta(max_length=MAX_CHUNK)]
+    data: Annotated[memoryview, Meta(max_length=MAX_CHUNK)]  # of a blob or a payload, without copy
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,11 @@ never reached the disk. The digest shows that, and the transfer starts over.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import mmap
+import os
+import weakref
+from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -26,6 +29,7 @@ from federated.wire.messages import Manifest
 __all__ = ["HAVE", "PART", "PartialFile"]
 
 PART, HAVE = ".part", ".have"
+PIECE = 1 << 20  # bytes that are read at a time
 
 
 class PartialFile(Receiver):
@@ -41,11 +45,26 @@ class PartialFile(Receiver):
         self._part, self._note = path.with_name(path.name + PART), path.with_name(path.name + HAVE)
         super().__init__(manifest, limit=limit)
 
-    def _open(self) -> tuple[mmap.mmap, bytes]:
-        if not (have := self._load_bitmap()):
-            return _allocate(self._part, self.manifest.size), b""
-        with self._part.open("r+b") as file:
-            return mmap.mmap(file.fileno(), self.manifest.size), have
+    def _open(self) -> bytes:
+        have = self._load_bitmap()
+        self._file = (
+            self._part.open("r+b", buffering=0) if have else _create(self._part, self.manifest.size)
+        )
+        weakref.finalize(self, self._file.close)  # also of a transfer that an error ends
+        return have
+
+    def _write(self, start: int, data: memoryview) -> None:
+        self._file.seek(start)
+        while data := data[self._file.write(data) :]:
+            pass
+
+    def _read(self, start: int) -> Iterator[bytes]:
+        self._file.seek(start)
+        while piece := self._file.read(PIECE):
+            yield piece
+
+    def _view(self) -> memoryview:
+        return memoryview(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def acknowledge(self) -> bytes:
         """Return the bitmap to send, after storing it. If the disk is full, only a restart loses
@@ -57,8 +76,6 @@ class PartialFile(Receiver):
             with contextlib.suppress(OSError):
                 new.write_bytes(msgspec.msgpack.encode((self.manifest, have)))
                 new.replace(self._note)
-        if hasattr(mmap, "MADV_DONTNEED"):  # the file keeps the data, which need no memory here
-            self._map.madvise(mmap.MADV_DONTNEED)
         return have
 
     def finish(self, *, sync: bool = True) -> Path:
@@ -72,7 +89,7 @@ class PartialFile(Receiver):
             self._note.unlink(missing_ok=True)
             raise
         if sync:
-            self._map.flush()
+            os.fsync(self._file.fileno())
         self.close()
         self._part.replace(self.path)  # `rename` replaces no file on Windows
         self._note.unlink(missing_ok=True)
@@ -80,20 +97,13 @@ class PartialFile(Receiver):
 
     def close(self) -> None:
         """Close the files and keep them."""
-        # If a view is still in use, for example by a logged error, they are closed with it.
-        with contextlib.suppress(BufferError):
-            self._buffer.release()
-            self._map.close()
+        self._file.close()
 
     def discard(self) -> None:
         """Close and remove the files."""
         self.close()
         self._part.unlink(missing_ok=True)
         self._note.unlink(missing_ok=True)
-
-    def _hash(self) -> str:
-        with self._part.open("rb") as file:  # the map would keep the whole blob in memory
-            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def _load_bitmap(self) -> bytes:
         """Return the bitmap that an earlier process stored for this manifest; empty if there is
@@ -110,14 +120,15 @@ class PartialFile(Receiver):
         return have if (size, known, len(have)) == expected else b""
 
 
-def _allocate(path: Path, size: int) -> mmap.mmap:
-    """Create and map a file of `size` bytes, with all of its room on the disk: a full disk raises
-    OSError here instead of killing the process later.
+def _create(path: Path, size: int) -> FileIO:
+    """Create a file of `size` bytes, with all of its room on the disk. Raises OSError if the disk
+    is full.
     """
+    file = path.open("w+b", buffering=0)
     try:
-        with path.open("w+b") as file:
-            reserve_space(file.fileno(), size)
-            return mmap.mmap(file.fileno(), size)
+        reserve_space(file.fileno(), size)
     except OSError:
+        file.close()
         path.unlink(missing_ok=True)
         raise
+    return file

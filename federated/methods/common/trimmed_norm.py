@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from federated.engine.sums_of_squares import sum_squares
+
 __all__ = ["central_norm"]
 
 FRACTION = 0.95  # of the entries, smallest first, that count
 # guessed rank of the upper entries, sample size of the guess, least size of a tensor for it
 GUESS, SAMPLE, LARGE = 0.93, 1 << 12, 1 << 16
 SHARE = 1 / 16  # least share of the energy below the guess: a difference of sums is exact enough
-BLOCK = 1 << 15  # entries that are summed in float32, and that the processor caches
+BLOCK = 1 << 15  # entries that the processor caches
 
 
 def central_norm(tensor: Tensor, scaling: str) -> float:
@@ -64,13 +66,3 @@ def split(values: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32], 
         if values.size - top.size <= rank and below >= SHARE * energy:
             return top, below
     return np.abs(values), 0.0
-
-
-def sum_squares(values: NDArray[np.float32]) -> float:
-    """Return the sum of squares, in float32 per block and float64 over blocks, or in float64
-    throughout if a block would overflow.
-    """
-    with np.errstate(over="ignore"):
-        blocks = (values[start : start + BLOCK] for start in range(0, values.size, BLOCK))
-        total = sum(float(np.dot(block, block)) for block in blocks)
-    return total if math.isfinite(total) else float(np.square(values, dtype=np.float64).sum())
