@@ -92,7 +92,7 @@ def draw_panels(path: Path, panels: Sequence[Panel], title: str) -> None:
                 axes.text(
                     column,
                     row,
-                    "" if np.isnan(value) else f"{value:.2g}",
+                    "" if np.isnan(value) else f"{value:.3g}",
                     ha="center",
                     va="center",
                     fontsize=6,

@@ -18,6 +18,7 @@ import msgspec
 from benchmarks.analyses.named_analyses import measure
 from benchmarks.reproduction.experiment import CENTRAL, Cell
 from benchmarks.reproduction.flower import find_obstacle, run_flower
+from benchmarks.reproduction.run_costs import read_costs
 from coordinator.assign.majority_network import build_network
 from coordinator.run.config_sources import ConfigSources
 from coordinator.settings.config import Config, load
@@ -156,34 +157,6 @@ def finish(cell: Cell, scores: dict[str, float], start: float) -> Finished:
         round(time.perf_counter() - start, 1),
         commit(),
     )
-
-
-def read_costs(path: Path) -> dict[str, float]:
-    """Return what a run cost, from the results of its seed. `tmac` and the numbers to the target
-    exist only if the run reached `simulate.target`.
-
-    macs, mace, tmac: see "Multiply-adds" in `docs/simulation.md`.
-    bytes, seconds: of all rounds; seconds are those of this machine.
-    target_rounds, target_bytes, target_seconds: of the rounds until the target was reached.
-    """
-    found = msgspec.json.decode(path.read_bytes())
-    effort, history = found["effort"], found["rounds"]
-    costs = sum_rounds(history, "")
-    if effort:
-        costs |= {"macs": effort["total"], "mace": effort["mace"]}
-    if effort and effort["rounds_to_target"] is not None:
-        reached = effort["rounds_to_target"]
-        costs |= {"tmac": effort["tmac"], "target_rounds": reached}
-        costs |= sum_rounds([one for one in history if one["round"] <= reached], "target_")
-    return costs
-
-
-def sum_rounds(history: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:
-    """Return bytes and seconds of rounds."""
-    return {
-        f"{prefix}bytes": sum(one["bytes_up"] + one["bytes_down"] for one in history),
-        f"{prefix}seconds": round(sum(one["seconds"] for one in history), 3),
-    }
 
 
 def find_scores(cell: Cell, config: Config, out: Path, run: Path) -> dict[str, float]:

@@ -26,13 +26,13 @@ from benchmarks.reproduction.experiment import (
 )
 from benchmarks.reproduction.flower import find_obstacle
 from benchmarks.reproduction.result_table import (
-    COSTS,
     Entry,
     collect_entries,
     format_csv,
     format_latex,
     format_text,
 )
+from benchmarks.reproduction.run_costs import COSTS
 from coordinator.settings.config import flatten, load, parse_setting
 from federated.errors import EspalierError, UsageError
 from federated.install_command import pip_command

@@ -12,22 +12,12 @@ from typing import Literal
 
 from benchmarks.reproduction.cells import Finished
 from benchmarks.reproduction.experiment import CENTRAL, Column, Experiment, Row
+from benchmarks.reproduction.run_costs import COSTS
 from federated.safe_terminal_table import make_table, render_table
 
-__all__ = ["COSTS", "Entry", "collect_entries", "format_csv", "format_latex", "format_text"]
+__all__ = ["Entry", "collect_entries", "format_csv", "format_latex", "format_text"]
 
 RAW = {"loss", "perplexity", "rmse"}  # scores that are not fractions; less is better
-# what a run costs: title -> score
-COSTS = {
-    "MACE": "mace",
-    "multiply-adds": "macs",
-    "bytes": "bytes",
-    "seconds": "seconds",
-    "TMAC": "tmac",
-    "rounds to target": "target_rounds",
-    "bytes to target": "target_bytes",
-    "seconds to target": "target_seconds",
-}
 ENOUGH = 0.9  # of the accuracy of central training: below, a comparison of rows says little
 WIDE = 250  # characters of a line
 

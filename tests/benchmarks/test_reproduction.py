@@ -14,7 +14,6 @@ from benchmarks.reproduction.cells import (
     Finished,
     assign_groups,
     pin_groups,
-    read_costs,
     read_log,
     score_group,
 )
@@ -26,6 +25,7 @@ from benchmarks.reproduction.result_table import (
     format_latex,
     format_text,
 )
+from benchmarks.reproduction.run_costs import read_costs
 from coordinator.settings.config import load
 from coordinator.simulate.malicious_devices import name_malicious
 from federated.errors import ConfigError, Unknown
