@@ -129,8 +129,10 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
         database = sqlite3.connect(folder / DATABASE)
         undo.callback(database.close)
         try:
-            database.execute(CHECK_SCHEMA)
             found = database.execute("PRAGMA user_version").fetchone()[0]
+            if found > VERSION:  # whose tables may differ
+                raise make_version_error(folder, found)
+            database.execute(CHECK_SCHEMA)
             damage = database_row_digests.find_damage(database, ("facts",))
         except sqlite3.DatabaseError as error:
             raise DatabaseDamage(
@@ -141,12 +143,17 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
         if read_only or found == VERSION:
             undo.pop_all()
             return database
-        raise StoreError(
-            f"run '{folder.name}' was written by another version of espalier (expected "
-            f"schema {VERSION}, found {found or 1}): finish it with that version (schema 1: before "
-            f"0.2), or start a new run from its weights (model.init = "
-            f"'{folder}/round-NNNNNN.safetensors')"
-        )
+        raise make_version_error(folder, found)
+
+
+def make_version_error(folder: Path, found: int) -> StoreError:
+    """Return the error for a run's database of another version, with the number of its schema."""
+    return StoreError(
+        f"run '{folder.name}' was written by another version of espalier (expected "
+        f"schema {VERSION}, found {found or 1}): finish it with that version (schema 1: before "
+        f"0.2), or start a new run from its weights (model.init = "
+        f"'{folder}/round-NNNNNN.safetensors')"
+    )
 
 
 def check_log(folder: Path) -> None:

@@ -16,6 +16,7 @@ from coordinator.observe.round_records import Entry, Score
 from coordinator.store.agent_tables import AgentTables
 from coordinator.store.database import Facts, open_database
 from coordinator.store.run_folders import DATABASE, make_missing_error
+from federated.errors import StoreError
 from models.submodel import Network, Submodel
 
 __all__ = ["RunRecords", "open_records"]
@@ -39,17 +40,23 @@ class RunRecords:
         self._database.close()
 
     def read_facts(self) -> Facts:
-        """Read the description of the run."""
+        """Read the description of the run. Raises StoreError if another version wrote it."""
         rows = {
             key: json.loads(value)
             for key, value in self._database.execute("SELECT key, value FROM facts")
         }
-        return Facts(
-            rows.get("config", {}),
-            msgspec.convert(rows.get("network"), Network | None),
-            msgspec.convert(rows.get("menu", []), tuple[Submodel, ...]),
-            msgspec.convert(rows.get("reach", {}), dict[str, tuple[str, ...]]),
-        )
+        try:
+            return Facts(
+                rows.get("config", {}),
+                msgspec.convert(rows.get("network"), Network | None),
+                msgspec.convert(rows.get("menu", []), tuple[Submodel, ...]),
+                msgspec.convert(rows.get("reach", {}), dict[str, tuple[str, ...]]),
+            )
+        except msgspec.ValidationError as error:
+            raise StoreError(
+                f"run '{self.folder.name}' was written by another version of espalier, which "
+                f"describes networks differently ({error}): read it with that version"
+            ) from error
 
     @property
     def rounds_done(self) -> int:
@@ -128,6 +135,12 @@ class RunRecords:
         ):
             found.setdefault(agent, set()).add(submodel)
         return found
+
+    def count_outcomes(self) -> list[tuple[str, int]]:
+        """Count the tasks of all rounds by their outcome, the most frequent one first."""
+        return self._database.execute(
+            "SELECT outcome, COUNT(*) FROM updates GROUP BY outcome ORDER BY COUNT(*) DESC, outcome"
+        ).fetchall()
 
     def count_folded(self) -> list[tuple[str, str, int, int]]:
         """Count the folded updates of each agent and submodel, as (agent, name in the menu, count,
