@@ -20,7 +20,7 @@ from coordinator.fleet.message_sender import Endpoint
 from coordinator.fleet.round_event_loop import RoundEventLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.update_inbox import MAX_DAMAGED, Inbox
-from coordinator.observe.events import FleetChanged, LoopTurned, Publish, Rejected
+from coordinator.observe.events import FleetChanged, LinkChanged, LoopTurned, Publish, Rejected
 from coordinator.round import round_events as on
 from coordinator.round.collector_interface import Collector
 from coordinator.round.next_round_actions import RELIEF_PAUSE
@@ -37,6 +37,7 @@ from coordinator.store.control_requests import Control
 from coordinator.store.journal import Journal
 from coordinator.trust.message_checks import check_place, check_profile
 from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
+from federated.safe_text import make_safe
 from federated.task import Key, Profile, Work
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
@@ -94,7 +95,7 @@ class MessageLoop:
         self._eligibility: Eligibility | None = None
         self._barred = dict.fromkeys((REVOKED, SUSPENDED), frozenset[str]())
         self._ticked = self._filled = -math.inf
-        self._guard = FloodGuard()
+        self._guard, self._connected = FloodGuard(), True
         self._leadership = Leadership(self.endpoint, clock)
         self._requested = dict[str, float]()  # when an agent's profile was requested, or missed
         # deliveries that arrived before a tick was due, and are handled before it
@@ -254,7 +255,7 @@ class MessageLoop:
 
     def _handle(self, delivery: Delivery) -> None:
         if delivery.topic in (LINK_DOWN, LINK_UP):
-            self._change_link(up=delivery.topic == LINK_UP)
+            self._change_link(delivery)
             return
         where = topics.parse(delivery.topic)
         if where is not None and where.kind == "run":
@@ -300,8 +301,13 @@ class MessageLoop:
                 raise Refused(f"agents do not send {type(message).__name__}")
         self.publish(FleetChanged(name))
 
-    def _change_link(self, up: bool) -> None:
+    def _change_link(self, change: Delivery) -> None:
         """Stop the clock during an outage of the broker, which must not make agents late."""
+        up = change.topic == LINK_UP
+        if up != self._connected:  # a link reports each failed attempt to reconnect
+            reason = make_safe(change.payload.decode(errors="replace")) or "unknown reason"
+            self._connected = up
+            self.publish(LinkChanged("" if up else reason))
         if isinstance(self.clock, RunClock):
             (self.clock.start if up else self.clock.stop)("link")
         if up:
@@ -347,11 +353,8 @@ class MessageLoop:
 
     def _take_heartbeat(self, name: str, beat: messages.Heartbeat, now: float) -> None:
         self._request_announcement(name, beat.session, now)
-        self.driver.handle(
-            on.AgentBeat(
-                now, name, beat.session, beat.state, beat.loss, beat.step, beat.round, beat.work
-            )
-        )
+        shown = beat.state, beat.loss, beat.step, beat.round, beat.work, beat.condition
+        self.driver.handle(on.AgentBeat(now, name, beat.session, *shown))
 
     def _request_announcement(self, name: str, session: str, now: float) -> None:
         """Ask an agent that is alive for the status or the profile that did not arrive."""
@@ -372,11 +375,8 @@ class MessageLoop:
 
     def _check_eligibility(self, name: str, profile: Profile) -> on.ProfileCame:
         rules = self._eligibility
-        refusal, exclusion = (
-            (rules.explain_refusal(profile), rules.explain_exclusion(profile))
-            if rules is not None
-            else ("", "")
-        )
+        refusal = rules.explain_refusal(profile) if rules is not None else ""
+        exclusion = rules.explain_exclusion(profile) if rules is not None else ""
         return on.ProfileCame(self.clock(), name, profile, refusal, exclusion)
 
     def _store(self, name: str, chunk: messages.Chunk) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "Event",
     "FleetChanged",
     "LeaseExpired",
+    "LinkChanged",
     "LoopTurned",
     "PrivacySpent",
     "Publish",
@@ -142,6 +143,16 @@ class RunEnded:
     reason: str
 
 
+@dataclass(frozen=True)
+class LinkChanged:
+    """The connection to the broker is lost or restored. The run waits meanwhile.
+
+    lost: why there is none, in words; empty: it is restored.
+    """
+
+    lost: str
+
+
 # ---- the fleet -----------------------------------------------------------------------------------
 
 
@@ -251,6 +262,7 @@ Event: TypeAlias = (
     | AgentsAwaited
     | FleetChanged
     | LeaseExpired
+    | LinkChanged
     | PrivacySpent
     | Rejected
     | RoundStarted

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from federated.wire.messages import Condition
+
 __all__ = ["FILE", "STATES", "TASKS", "FleetLoad", "Member", "Now", "TaskCourse", "read_now"]
 
 FILE = "now.json"
@@ -53,6 +55,7 @@ class Member:
     task: state of its task, one of TASKS; empty without a task.
     loss: of its latest training; None if unknown.
     reason: why it is absent; empty if it is not.
+    condition: of its device, as last reported.
     """
 
     agent: str
@@ -61,6 +64,7 @@ class Member:
     task: str = ""
     loss: float | None = None
     reason: str = ""
+    condition: Condition = field(default_factory=Condition)
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,7 @@ class Now(FleetLoad):
     courses: the tasks of the phase, or of the last one, up to a limit.
     reason: why the run ended.
     epsilon: privacy spent by all rounds so far; None without privacy or before the first round.
+    broker_lost: why there is no connection to the broker; empty if there is.
     """
 
     run: str
@@ -143,6 +148,7 @@ class Now(FleetLoad):
     courses: tuple[TaskCourse, ...] = ()
     reason: str = ""
     epsilon: float | None = None
+    broker_lost: str = ""
 
 
 def read_now(folder: Path) -> Now | None:

@@ -128,7 +128,8 @@ def record_heartbeat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:
     if e.session != agent.session:
         return put_agent(r, agent)
     returned = not agent.online
-    r = put_agent(r, replace(agent, state=e.state, loss=e.loss, online=True))
+    beaten = replace(agent, state=e.state, loss=e.loss, condition=e.condition, online=True)
+    r = put_agent(r, beaten)
     if returned:
         r = replace(r, due=min(r.due, r.now + SILENCE))
     for key in agent.tasks:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from coordinator.round.round_state import RoundPlan, Rules
 from coordinator.round.task_state import Planned, Spare
 from federated.task import Key, Profile, Work
-from federated.wire.messages import Offer
+from federated.wire.messages import Condition, Offer
 
 __all__ = [
     "AgentBeat",
@@ -91,6 +91,7 @@ class AgentBeat(Timed, frozen=True):
     loss: of its training.
     step: number of finished steps.
     round, work: of its current task; 0 and empty without one.
+    condition: of its device.
     """
 
     agent: str
@@ -100,6 +101,7 @@ class AgentBeat(Timed, frozen=True):
     step: int
     round: int = 0
     work: str = ""
+    condition: Condition = Condition()
 
 
 class AgentsBarred(Timed, frozen=True):

@@ -22,6 +22,7 @@ from coordinator.assign.decisions import Verdict
 from coordinator.round.task_state import Spare, TaskState
 from federated.runtime.unit_formatting import format_count
 from federated.task import Key, Profile, Work
+from federated.wire.messages import Condition
 from models.submodel import Submodel
 
 __all__ = [
@@ -122,6 +123,7 @@ class Agent(Struct, frozen=True):
     state: idle, download, train, calibrate, evaluate or send, as it reports; gone when offline.
     submodel: name of the submodel of its last task.
     loss: loss of its last training, as it reports.
+    condition: of its device, as it reports.
     refused: reason why the run cannot use it; empty if it can.
     excluded: reason why this run does not select it; empty if it may.
     paused: reason why it accepts no task at present; empty if it does.
@@ -138,6 +140,7 @@ class Agent(Struct, frozen=True):
     state: str = "idle"
     submodel: str = ""
     loss: float = math.nan
+    condition: Condition = Condition()
     refused: str = ""
     excluded: str = ""
     paused: str = ""

@@ -1,5 +1,5 @@
-"""Detect when a device's measurements become outdated: it throttles, or its limits change. Does
-not import torch.
+"""Detect when a device's measurements become outdated: it throttles, or its limits change. Note its
+present condition for heartbeats. Does not import torch.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ import math
 import time
 from collections.abc import Callable
 
+from edge_agent.device.board import Power, read_power
 from edge_agent.device.heat_and_load import Heat, has_throttled, read_heat
+from federated.wire.messages import Condition
 
 __all__ = ["Watch"]
 
 LOOK = 5.0  # seconds between checks
 # seconds between two measurements because of heat: a device at its limit would measure all day
 REST = 300.0
+POWER = 60.0  # seconds between two looks at the power source, which start a program on phones
 NOISE = 0.05  # smallest relative change of a limit
 
 
@@ -30,14 +33,20 @@ class Watch:
         limits: Callable[[], tuple[float, float]],
         heat: Callable[[], Heat] = read_heat,
         clock: Callable[[], float] = time.monotonic,
+        power: Callable[[], Power] = read_power,
     ) -> None:
         self.due = ""
         self.fresh = False  # whether cached measurements must be ignored
-        self._limits, self._heat, self._clock = limits, heat, clock
-        self._held_to, self._last = limits(), heat()
+        self._limits, self._heat, self._clock, self._power = limits, heat, clock, power
+        self._held_to, self._last, self._source = limits(), heat(), power()
         self._hot = bool(self._last.throttled)
-        self._looked = self._cooled = clock()
+        self._looked = self._powered = self._cooled = clock()
         self._cooled -= REST  # heat may trigger at once
+
+    @property
+    def condition(self) -> Condition:
+        """The condition of the device at the last check."""
+        return Condition(self._last.celsius, self._last.throttled, self._source)
 
     def look(self) -> str:
         """Check the device if an interval has passed, and return `due`."""
@@ -46,6 +55,8 @@ class Watch:
             self._looked = now
             self._look_at_limits()
             self._look_at_heat(now)
+        if now - self._powered >= POWER:
+            self._powered, self._source = now, self._power()
         return self.due
 
     def reset(self) -> None:

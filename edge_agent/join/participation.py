@@ -175,6 +175,7 @@ def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) ->
             worker,
             spool,
             conditions,
+            condition=lambda: watch.condition,
         )
         participant = AgentEventLoop(link, run, job.name, session, equipment)
         watch = Watch(lambda: read_limits(worker))

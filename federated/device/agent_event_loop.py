@@ -42,6 +42,7 @@ class Equipment:
     pause: returns why the device accepts no task now; empty if it does. A task that has begun is
         finished.
     clock: seconds, monotone.
+    condition: returns the present condition of the device.
     weights: downloaded weights by digest, the latest last, which agents of one process share;
         None: those of the spool.
     cached: largest number of weights to keep.
@@ -52,6 +53,7 @@ class Equipment:
     spool: Spool
     pause: Callable[[], str] = lambda: ""
     clock: Callable[[], float] = time.monotonic
+    condition: Callable[[], messages.Condition] = messages.Condition
     weights: OrderedDict[str, Path] | None = None
     cached: int = CACHED
 
@@ -212,7 +214,8 @@ class AgentEventLoop:
             for task in self._uploads.check_stalls(now):
                 self.handle(on.UploadStalled(now, task))
             self._uploads.send()
-        self.handle(on.Ticked(now, self._downloads.received, self.equipment.runner.progress))
+        steps, condition = self.equipment.runner.progress, self.equipment.condition()
+        self.handle(on.Ticked(now, self._downloads.received, steps, condition))
 
     def _store_outcome(self, outcome: Outcome, now: float) -> on.TrainingEnded:
         failure: str | None = outcome.reason

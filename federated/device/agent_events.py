@@ -9,7 +9,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from federated.task import Profile, Task
-from federated.wire.messages import Run, Status
+from federated.wire.messages import Condition, Run, Status
 
 __all__ = [
     "AgentEvent",
@@ -166,10 +166,12 @@ class Ticked(Event, frozen=True, tag=True):
 
     chunks: number received of the weights being downloaded.
     steps: taken and planned by the task runner.
+    condition: of the device.
     """
 
     chunks: int = 0
     steps: tuple[int, int] = (0, 0)
+    condition: Condition = Condition()
 
 
 AgentEvent: TypeAlias = (

@@ -93,12 +93,11 @@ def send_heartbeat(a: AgentState, e: Ticked, out: list[AgentAction]) -> AgentSta
     pace = heartbeat_interval(one.task.lease if one is not None else 0.0)
     if not a.online or a.over or (a.now - a.beaten[0] < pace and a.beaten[1] == doing):
         return a
-    heartbeat = Heartbeat(a.name, a.session, doing, 0, a.loss, "", e.chunks)
+    round, work, (step, steps) = 0, "", (e.chunks, 0)
     if one is not None and one.stage == "training":
-        heartbeat = Heartbeat(
-            a.name, a.session, doing, one.task.round, a.loss, one.task.work, *e.steps
-        )
-    out.append(Tell(heartbeat))
+        round, work, (step, steps) = one.task.round, one.task.work, e.steps
+    beat = Heartbeat(a.name, a.session, doing, round, a.loss, work, step, steps, e.condition)
+    out.append(Tell(beat))
     return replace(a, beaten=(a.now, doing))
 
 

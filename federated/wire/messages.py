@@ -36,6 +36,7 @@ __all__ = [
     "MIN_CHUNK",
     "Abort",
     "Chunk",
+    "Condition",
     "Echo",
     "Failure",
     "Goodbye",
@@ -54,6 +55,7 @@ JOINING = "joining"  # `about` of a Refusal that rejects an agent
 MIN_CHUNK = 1 << 10
 MAX_CHUNK = 64 << 20
 NAMES = 1 << 15  # bytes of a profile's texts and labels, whose lengths are limited
+Celsius: TypeAlias = Annotated[float, Meta(ge=-274, le=1000)]
 NUMBER = 16  # bytes of a number and of the length of its name: at most 9 and 3
 
 
@@ -196,6 +198,20 @@ class Status:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """The present condition of a device, as far as its system tells.
+
+    celsius: temperature of the hottest sensor of the processor; None: unknown.
+    throttled: whether heat or a weak power supply slows the processor; None: unknown.
+    power: `mains`, `battery`, or empty if unknown.
+    """
+
+    celsius: Celsius | None = None
+    throttled: bool | None = None
+    power: Word = ""
+
+
+@dataclass(frozen=True)
 class Heartbeat:
     """The current activity of an agent.
 
@@ -207,6 +223,7 @@ class Heartbeat:
     work: of the task in training, otherwise empty.
     step: optimiser steps taken, or chunks downloaded. A change extends the task's lease.
     steps: planned optimiser steps; 0 if unknown.
+    condition: of the device.
     """
 
     agent: AgentName
@@ -217,6 +234,7 @@ class Heartbeat:
     work: Word = ""
     step: Natural = 0
     steps: Natural = 0
+    condition: Condition = field(default_factory=Condition)
 
 
 @dataclass(frozen=True)

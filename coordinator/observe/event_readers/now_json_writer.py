@@ -22,6 +22,7 @@ from coordinator.observe.event_readers.task_courses import TaskCourses, classify
 from coordinator.observe.events import Publish
 from coordinator.observe.now_json import FILE, STATES, FleetLoad, Member, Now, TaskCourse
 from coordinator.round.round_state import Agent, Round
+from federated.wire.messages import Condition
 
 __all__ = ["measure_load", "write_now"]
 
@@ -53,6 +54,7 @@ class NowWriter:
     def __init__(self, context: ReaderContext) -> None:
         self._context, self.rounds = context, context.config.rounds
         self.phase, self.round, self.wanted, self.reason = "between", 0, 0, ""
+        self.broker_lost = ""
         self.epsilon: float | None = None
         self._started, self._began, self._courses = _utc(), "", TaskCourses()
         self._written = -math.inf  # by the context's clock
@@ -67,6 +69,8 @@ class NowWriter:
                 self.phase = "paused"
             case events.RoundStarted(number, rounds, _):
                 self.round, self.rounds, self.phase, self._began = number, rounds, "train", _utc()
+            case events.LinkChanged(lost):
+                self.broker_lost = lost
             case events.PrivacySpent(epsilon):
                 self.epsilon = epsilon
             case events.RoundEnded():
@@ -79,7 +83,7 @@ class NowWriter:
                 self._note(entry.agent)
             case _:
                 pass
-        self._write(now=isinstance(event, events.RunEnded))
+        self._write(now=isinstance(event, events.RunEnded | events.LinkChanged))
 
     def _note(self, agent: str) -> None:
         if self._context.fleet is not None:
@@ -127,11 +131,13 @@ class NowWriter:
                     states.get(a.name, ""),
                     None if math.isnan(a.loss) else a.loss,
                     a.absence[:200],
+                    a.condition if a.online else Condition(),
                 )
                 for a in agents
             ),
             reason=self.reason[:1000],
             epsilon=self.epsilon,
+            broker_lost=self.broker_lost[:200],
             **asdict(measure_load(fleet)),
         )
 

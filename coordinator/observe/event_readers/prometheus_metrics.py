@@ -44,6 +44,7 @@ class RunMeter:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._context = context
         self._epsilon: float | None = None
+        self._connected = True
         self._rounds = Counter("espalier_rounds", "Finished rounds.", registry=registry)
         self._round = Gauge(
             "espalier_round", "The round in progress, or finished last.", registry=registry
@@ -103,6 +104,8 @@ class RunMeter:
                 self._waited.observe(entry.seconds)
             case events.PrivacySpent(epsilon):
                 self._epsilon = epsilon
+            case events.LinkChanged(lost):
+                self._connected = not lost
             case events.StageFinished(stage, seconds):
                 self._stages.labels(stage if stage in STAGES else "other").observe(seconds)
             case events.RoundEnded(done):
@@ -150,6 +153,7 @@ class RunMeter:
         gauges: list[tuple[str, str, float | None]] = [
             ("transfers_receiving", "Updates that are being received.", now.receiving),
             ("transfers_waiting", "Updates that wait for a slot.", now.waiting),
+            ("link_up", "1 with a connection to the broker, 0 without one.", self._connected),
             ("link_queue_length", "Received messages that are not handled yet.", now.queued),
             ("spool_files", "Files in the coordinator's spool.", now.spool_files),
             ("spool_bytes", "Bytes in the coordinator's spool.", now.spool_bytes),

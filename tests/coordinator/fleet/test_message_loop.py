@@ -12,7 +12,7 @@ import pytest
 from coordinator.fleet.coordinator_takeover import FENCE
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.published_weights import WeightSlots
-from coordinator.observe.events import AgentJoined, AgentLeft, Event, Rejected
+from coordinator.observe.events import AgentJoined, AgentLeft, Event, LinkChanged, Rejected
 from coordinator.round.agent_handlers import SILENCE
 from federated.errors import Refused, StoreError
 from federated.safe_text import MAX_TEXT
@@ -109,6 +109,20 @@ def test_a_connection_test_is_answered_but_adds_no_agent(
     assert (answer.agent, answer.sent) == ("pi", 12.5)
     assert abs(answer.time - time.time()) < 60
     assert not fleet.agents
+
+
+def test_a_lost_broker_is_published_once_until_it_returns(
+    fleet: MessageLoop, memory: MemoryBroker, published: list[Event]
+) -> None:
+    assert isinstance(fleet.link, MemoryLink)
+    for _ in range(2):
+        fleet.link.drop()
+        listen(fleet)
+        fleet.link._down = False  # as a link that fails to reconnect
+    fleet.link.restore()
+    listen(fleet)
+    changes = [event for event in published if isinstance(event, LinkChanged)]
+    assert changes == [LinkChanged("dropped"), LinkChanged("")]
 
 
 def test_rejected_messages_are_published_by_kind(

@@ -24,6 +24,7 @@ from coordinator.round.round_step import step
 from coordinator.round.task_state import RETURN_TIME, Planned, Spare
 from federated.task import heartbeat_interval
 from federated.wire.links.mqtt_client_setup import LONGEST_DELAY
+from federated.wire.messages import Condition
 from tests.support.round_state_machine import Machine, task
 from tests.support.scripted_agent import PROFILE
 
@@ -598,6 +599,12 @@ def test_messages_of_an_earlier_process_do_not_change_the_state() -> None:
     assert machine.round.agents["a"].state == "gone"
     machine.see(on.AgentConnected(2.0, "a", "s"))
     assert machine.round.agents["a"].state == "idle"
+
+
+def test_a_heartbeat_reports_the_condition_of_the_device() -> None:
+    machine, hot = Machine(agents="a"), Condition(71.5, True, "battery")
+    machine.see(on.AgentBeat(1.0, "a", "s", "idle", math.nan, 0, condition=hot))
+    assert machine.round.agents["a"].condition == hot
 
 
 def test_a_silent_agent_is_gone_after_three_missed_heartbeats() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from edge_agent.device.board import Power
 from edge_agent.device.heat_and_load import Heat
-from edge_agent.device.measurement_drift import LOOK, REST, Watch
+from edge_agent.device.measurement_drift import LOOK, POWER, REST, Watch
+from federated.wire.messages import Condition
 
 COOL = Heat(50.0, 2000.0, False, False, 0)
 
@@ -17,9 +19,12 @@ class Device:
     now = 0.0
     limits = (0.5, math.inf)
     heat = COOL
+    power: Power = ""
 
     def watch(self) -> Watch:
-        return Watch(lambda: self.limits, lambda: self.heat, lambda: self.now)
+        return Watch(
+            lambda: self.limits, lambda: self.heat, lambda: self.now, power=lambda: self.power
+        )
 
     def later(self, watch: Watch, seconds: float = LOOK) -> str:
         self.now += seconds
@@ -58,6 +63,18 @@ def test_throttling_is_reported_when_it_starts_and_ends() -> None:
     device.heat = replace(COOL, throttled=False, ever=True)
     assert device.later(watch, 2 * LOOK) == "", "not twice within the rest"
     assert device.later(watch, REST) == "the processor is no longer throttled"
+
+
+def test_the_condition_is_that_of_the_last_look() -> None:
+    device = Device()
+    watch = device.watch()
+    assert watch.condition == Condition(50.0, False, "")
+    device.heat, device.power = Heat(80.0, throttled=True), "battery"
+    assert watch.condition == Condition(50.0, False, "")
+    device.later(watch)
+    assert watch.condition == Condition(80.0, True, ""), "the power source is read seldom"
+    device.later(watch, POWER)
+    assert watch.condition == Condition(80.0, True, "battery")
 
 
 def test_growing_event_count_is_throttling() -> None:

@@ -27,7 +27,7 @@ from federated.device.agent_state import (
 from federated.device.agent_step import LOOK, step
 from federated.device.next_agent_actions import REMEMBERED
 from federated.task import HEARTBEAT, QUICKEST, Task
-from federated.wire.messages import Failure, Heartbeat, Status
+from federated.wire.messages import Condition, Failure, Heartbeat, Status
 from tests.support.scripted_coordinator import AGENT, CARD, profile, task
 
 PROFILE = profile(CARD)
@@ -341,6 +341,16 @@ def test_heartbeats_follow_the_lease_and_report_progress(lease: float, pace: flo
     )
     assert list_messages(made.wait(pace - 0.01), Heartbeat) == []
     assert len(list_messages(made.wait(0.01), Heartbeat)) == 1
+
+
+@pytest.mark.parametrize("working", [False, True])
+def test_heartbeats_report_the_condition_of_the_device(*, working: bool) -> None:
+    made, hot = Machine(), Condition(71.5, True, "battery")
+    if working:
+        made.ask(task())
+    (beat,) = list_messages(made.see(on.Ticked(0.0, condition=hot)), Heartbeat)
+    assert isinstance(beat, Heartbeat)
+    assert (beat.state, beat.condition) == ("train" if working else "idle", hot)
 
 
 def test_a_new_activity_sends_a_heartbeat_at_once() -> None:

@@ -35,7 +35,9 @@ ALL: dict[str, m.Message] = {
     "failure": m.Failure("r", 1, 2, "train", SUBMODEL.name, "out of memory"),
     "goodbye": m.Goodbye("the run is over"),
     "grant": m.Grant("t", b"\x05", True),
-    "heartbeat": m.Heartbeat("a", "s", "train", 3, 0.5, "train", 4, 10),
+    "heartbeat": m.Heartbeat(
+        "a", "s", "train", 3, 0.5, "train", 4, 10, m.Condition(48.5, False, "mains")
+    ),
     "manifest": MANIFEST,
     "offer": m.Offer(MANIFEST, "r", 1, 2, "calibrate", "w1-d2@agent-7"),
     "profile": Profile(

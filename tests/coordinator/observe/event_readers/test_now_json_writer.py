@@ -9,8 +9,10 @@ from coordinator.observe import events
 from coordinator.observe.event_readers.now_json_writer import write_now
 from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.now_json import read_now
+from coordinator.round.round_events import AgentBeat, AgentConnected, AgentLeft
 from coordinator.settings.config import Config
 from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.messages import Condition
 from tests.support.scripted_coordinator import CARD
 
 
@@ -36,3 +38,19 @@ def test_the_state_is_written_once_a_second_and_at_the_end(tmp_path: Path) -> No
         *((1, "train"), (1, "train"), (1, "train")),
         *((2, "train"), (2, "train"), (3, "stopped")),
     ]
+
+
+def test_the_condition_of_connected_devices_and_a_lost_broker_are_written(tmp_path: Path) -> None:
+    fleet = MessageLoop(MemoryLink(MemoryBroker(), "coordinator"), CARD, tmp_path / "spool")
+    read = write_now(ReaderContext(tmp_path, Config(), lambda: 0.0, fleet=fleet))
+    hot = Condition(71.5, True, "battery")
+    for name in "ab":
+        fleet.driver.handle(AgentConnected(1.0, name, "s", ""))
+        fleet.driver.handle(AgentBeat(1.0, name, "s", "idle", 0.5, 0, condition=hot))
+    fleet.driver.handle(AgentLeft(2.0, "b", "s", "went away"))
+    for lost in ("timed out", ""):
+        read(events.LinkChanged(lost))
+        found = read_now(tmp_path)
+        assert found is not None
+        assert found.broker_lost == lost
+        assert [one.condition for one in found.members] == [hot, Condition()]
