@@ -40,9 +40,13 @@ def open_chromium(*flags: str) -> Iterator[Any]:
 
 
 def sign_in(page: Any, url: str, token: str) -> None:
-    """Open a view of a run, and sign in if the page asks for the token. url: with the view."""
+    """Open the list of runs or a view of one, and sign in if the page asks for the token. url: with
+    the view.
+    """
     page.goto(url)
-    views = page.get_by_role("navigation", name="Views")
+    views = page.get_by_role("navigation", name="Views").or_(
+        page.get_by_role("region", name="Runs")
+    )
     field = page.get_by_label("Token")
     views.or_(field).first.wait_for(timeout=SIGN_IN_TIMEOUT)
     if field.is_visible():

@@ -30,7 +30,10 @@ DONE = 3  # finished rounds before the first picture, so that charts have points
 PATIENCE = 900.0  # seconds for these rounds, on a busy machine
 MIXED = 120.0  # seconds in which a moment is sought when the agents do different things
 SETTLED = 800  # milliseconds for a view to be drawn
-VIEWS = (*("overview", "round", "devices", "rounds", "network", "releases", "log", "settings"),)
+RUNS = "runs"  # the list of runs, with the run chosen for comparison
+VIEWS = (
+    *(RUNS, "overview", "round", "devices", "rounds", "network", "releases", "log", "settings"),
+)
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 
 
@@ -39,7 +42,7 @@ class Shot:
     """A picture of one view.
 
     file: its name, in the folder of the pictures.
-    view: name of the view in the page's address.
+    view: name of the view in the page's address, or RUNS.
     size: width and height of the window in pixels; of height 0, the whole page.
     scheme: of colours.
     """
@@ -83,7 +86,8 @@ def take_picture(browser: Any, url: str, into: Path, shot: Shot, runs: Path) -> 
     viewport = {"width": width, "height": height or SIZES["desk"][1]}
     with closing(browser.new_context(viewport=viewport, color_scheme=shot.scheme)) as context:
         page = context.new_page()
-        sign_in(page, f"{url}/#/{RUN}/{shot.view}", TOKEN)
+        view = f"?run={RUN}" if shot.view == RUNS else f"{RUN}/{shot.view}"
+        sign_in(page, f"{url}/#/{view}", TOKEN)
         if shot.view == "round":
             wait_for_variety(runs)
         page.wait_for_timeout(SETTLED)

@@ -99,7 +99,7 @@ def load_progress(run: RunContext, first: State) -> Progress:
     last = run.store.read_last()
     if last is None:
         return Progress(first, history, ())
-    log.info("resuming after round %d", last.round)
+    log.info("resuming after round %d", last.round, extra={"event": "resumed"})
     state = replace(first, round=last.round, tensors=dict(last.tensors), fleet=dict(last.fleet))
     return Progress(state, history, history.counts.mark(last.scores))
 

@@ -23,8 +23,11 @@ __all__ = [
     "explain_missing",
     "follow_events",
     "format_event",
+    "list_log_files",
     "match_events",
+    "open_log",
     "read_events",
+    "read_lines",
     "read_recent_errors",
     "read_recent_events",
 ]
@@ -55,10 +58,11 @@ def follow_events(
     """
     if not (folder / EVENTS).exists():
         raise StoreError(f"run '{folder.name}' has no log in {folder}")
-    for file in sorted(folder.glob(f"{EVENTS}.*"), key=lambda path: path.suffix, reverse=True):
-        with open_log(file) as stream:
+    *older, file = list_log_files(folder)
+    for one in older:
+        with open_log(one) as stream:
             yield from filter(only, read_lines(stream))
-    file, stream = folder / EVENTS, open_log(folder / EVENTS)
+    stream = open_log(file)
     try:
         while True:
             # before the read: otherwise events written between the two would be missed
@@ -73,6 +77,12 @@ def follow_events(
                 wait(POLL)
     finally:
         stream.close()
+
+
+def list_log_files(folder: Path) -> list[Path]:
+    """Return the files of a run's log, oldest first; the last one may be missing."""
+    older = folder.glob(f"{EVENTS}.*")
+    return [*sorted(older, key=lambda path: path.suffix, reverse=True), folder / EVENTS]
 
 
 def match_events(agent: str | None = None, number: int | None = None) -> Only:

@@ -23,19 +23,17 @@ from typing import Any
 import anyio
 import msgspec
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.audit_log import Actor
 from coordinator.store.run_folders import list_runs
 from coordinator.views.run_list import describe_runs
+from coordinator.web.page_protection import ProtectPages
 from coordinator.web.run_page_data import PARTS, describe_part
 from coordinator.web.sign_in import COOKIE, LIFETIME, SignIn, TokenHolder
 from coordinator.web.steering import COMMANDS, NEEDED_ROLES, carry_out
@@ -55,18 +53,6 @@ LIMITS = Limits(
     connections=400, farewell=3.0, idle=30.0, per_address=200, rate=100.0, requests=50.0
 )
 SIGN_IN_DELAY = 0.5  # seconds that a wrong token takes, so that guesses are slow
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Cache-Control": "no-store",
-}
 
 
 @dataclass(frozen=True)
@@ -137,6 +123,9 @@ def make_application(site: Site, pages: Pages, *, secure: bool = False) -> Starl
         actor = Actor(holder.name, holder.role, place)
         return answer(await pages.send(request.path_params["run"], given, actor))
 
+    async def stream(request: Request) -> Response:
+        return await pages.stream(request, lambda: sign_in.knows(request))
+
     def guard(endpoint: Callable[[Request], Awaitable[Response]]) -> Any:
         async def call(request: Request) -> Response:
             if not sign_in.knows(request):
@@ -151,51 +140,17 @@ def make_application(site: Site, pages: Pages, *, secure: bool = False) -> Starl
             Route("/api/sign-out", end, methods=["POST"]),
             Route("/api/runs", guard(pages.list)),
             Route("/api/runs/{run}/request", guard(send), methods=["POST"]),
-            Route("/api/runs/{run}/stream", guard(pages.stream)),
+            Route("/api/runs/{run}/stream", guard(stream)),
             Route("/api/runs/{run}/{part}", guard(pages.show)),
             Mount("/", StaticFiles(directory=site.files, html=True)),
         ],
-        middleware=[
-            *(
-                [Middleware(TrustedHostMiddleware, allowed_hosts=list(site.hosts))]
-                if site.hosts
-                else []
-            ),
-            Middleware(ProtectPages),
-        ],
+        middleware=[Middleware(ProtectPages, site.hosts)],
         exception_handlers={
             HTTPException: explain_failure,
             EspalierError: explain_failure,
             Exception: explain_failure,
         },
     )
-
-
-class ProtectPages:
-    """Middleware that sets the security headers and refuses changes from pages of other origins."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_protected(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        request = Request(scope)
-        site = request.headers.get("sec-fetch-site", "same-origin")
-        origin = request.headers.get("origin")
-        foreign = origin is not None and origin.partition("://")[2] != request.headers.get("host")
-        if request.method != "GET" and (foreign or site not in ("same-origin", "none")):
-            refusal = answer({"error": "refused: the request comes from another site"}, 403)
-            await refusal(scope, receive, send_protected)
-        else:
-            await self._app(scope, receive, send_protected)
 
 
 class Pages:
@@ -230,25 +185,25 @@ class Pages:
         )
         return {"run": run, "asked": command, "lines": lines}
 
-    async def stream(self, request: Request) -> Response:
-        """Send the run's status when it changes, until the page is closed."""
+    async def stream(self, request: Request, signed_in: Callable[[], bool]) -> Response:
+        """Send the run's status when it changes, until the page is closed or its sign-in ends."""
         run = request.path_params["run"]
         await self._check(run)
         if self._streams >= MAX_STREAMS:
             raise HTTPException(503, f"{MAX_STREAMS} pages are open; close one and reload")
-        return StreamingResponse(self._follow(run), media_type="text/event-stream")
+        return StreamingResponse(self._follow(run, signed_in), media_type="text/event-stream")
 
-    async def _follow(self, run: str) -> AsyncIterator[bytes]:
+    async def _follow(self, run: str, signed_in: Callable[[], bool]) -> AsyncIterator[bytes]:
         self._streams += 1
         last, quiet = b"", 0
         try:
-            while not self.closing:
+            while not self.closing and signed_in():
                 try:
                     made = msgspec.json.encode(
                         await self._call(describe_part, self._runs, run, "status")
                     )
-                except EspalierError as error:
-                    made = msgspec.json.encode({"error": str(error)})
+                except Exception as error:  # such as a file that another version wrote
+                    made = msgspec.json.encode({"error": describe_error(error)})
                 if made != last:
                     last, quiet = made, 0
                     yield b"data: " + made + b"\n\n"
@@ -282,7 +237,9 @@ async def check_token(sign_in: SignIn, body: bytearray) -> tuple[dict[str, str],
     needed = NEEDED_ROLES.get(command := given.get("command", ""), "viewer")
     if not holder.may(needed):
         raise HTTPException(
-            403, f"{command}: expected the token of an {needed}, found that of a {holder.role}"
+            403,
+            f"{command}: expected a token with the role {needed}, found one with the role "
+            f"{holder.role}",
         )
     return given, holder
 
@@ -290,9 +247,15 @@ async def check_token(sign_in: SignIn, body: bytearray) -> tuple[dict[str, str],
 async def explain_failure(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return answer({"error": error.detail}, error.status_code)
+    status = 409 if isinstance(error, EspalierError) else 500
+    return answer({"error": describe_error(error)}, status)
+
+
+def describe_error(error: Exception) -> str:
+    """Return an error in words for the page."""
     if isinstance(error, EspalierError):
-        return answer({"error": str(error)}, 409)
-    return answer({"error": f"{type(error).__name__}: {str(error)[:300]}"}, 500)
+        return str(error)
+    return f"The server cannot read this: {type(error).__name__}: {str(error)[:300]}"
 
 
 def answer(value: object, status: int = 200) -> Response:

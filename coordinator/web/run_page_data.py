@@ -17,12 +17,14 @@ from coordinator.settings.config import Config, describe_key, to_json
 from coordinator.store.run_database_reader import RunRecords, open_records
 from coordinator.store.training_counts import count_run
 from coordinator.views import agent_table, run_log, run_status
+from coordinator.views.fault_counts import describe_faults
 from coordinator.views.run_plots import list_scores
 from export.broker_publishing import PublishedReleases
 
 __all__ = ["PARTS", "describe_part"]
 
 MAX_TASKS = 5000  # tasks that the page shows, of the latest rounds
+MAX_OUTCOMES = 200  # outcomes that the page counts, the most frequent ones
 MAX_EVENTS = 400  # events of the log that the page shows, the latest ones
 
 
@@ -32,12 +34,13 @@ def describe_part(runs: Path, run: str, part: str) -> Any:
 
 
 def describe_rounds(runs: Path, run: str) -> dict[str, Any]:
-    """Return every finished round, and the scores after it."""
+    """Return every finished round, the scores after it, and the outcomes of all their tasks."""
     with closing(open_records(runs, run)) as records:
         names = ("round", "seconds", "bytes_up", "bytes_down")
         return {
             "rounds": [dict(zip(names, row, strict=True)) for row in records.read_history()],
             "scores": list_scores(records),
+            "outcomes": records.count_outcomes()[:MAX_OUTCOMES],
         }
 
 
@@ -139,6 +142,7 @@ def read_log(runs: Path, run: str) -> list[dict[str, Any]]:
 
 PARTS: Mapping[str, Callable[[Path, str], Any]] = {
     "agents": lambda runs, run: agent_table.describe_agents(run, runs),
+    "faults": lambda runs, run: describe_faults(runs / run),
     "log": read_log,
     "network": describe_network,
     "releases": describe_releases,

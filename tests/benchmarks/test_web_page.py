@@ -29,7 +29,7 @@ def test_memory_that_grows_by_a_tenth_is_not_flat() -> None:
 
 def test_every_view_has_pictures_on_a_desk_and_a_phone_light_and_dark() -> None:
     shots = list_views()
-    assert len({shot.file for shot in shots}) == len(shots) == 8 * 4
+    assert len({shot.file for shot in shots}) == len(shots) == 9 * 4
     assert {(shot.size[0], shot.scheme) for shot in shots} == {
         (width, scheme) for width in (1280, 390) for scheme in ("light", "dark")
     }

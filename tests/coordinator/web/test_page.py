@@ -8,101 +8,41 @@ import json
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from benchmarks.web_page.browser import find_chromium, sign_in
-from coordinator.built_page import PACKAGE, find_page
-from coordinator.observe.now_json import FILE, TaskCourse, read_now
+from benchmarks.web_page.browser import sign_in
+from coordinator.observe.now_json import TaskCourse
 from coordinator.store.control_requests import read_requests
-from coordinator.store.run_store import Store
 from coordinator.views.run_status import describe_status
-from federated.runtime.connection_limits import listen
-from tests.support.memory_federation import RUN as MEMORY_RUN
-from tests.support.memory_federation import Member, digits, federate
-from tests.support.processes import AGENT, COORDINATOR, Running, Start, wait_for_words
+from tests.support.processes import AGENT, Start, wait_for_words
+from tests.support.run_pages import (
+    AXE,
+    RUN,
+    TOKEN,
+    VIEWS,
+    ask,
+    hold_run,
+    needs_page,
+    open_page,
+    read_table,
+    serve,
+    start_run,
+    write_courses,
+)
 from tests.support.waiting import eventually
 
-pytest.importorskip("playwright.sync_api")
-AXE = Path(__file__).parents[3] / "coordinator/web/page/node_modules/axe-core/axe.min.js"
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.processes,
-    pytest.mark.broker,
-    pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine"),
-    pytest.mark.skipif(find_spec(PACKAGE) is None, reason="the page is not built: run `make web`"),
-]
-TOKEN = "a-token-for-the-browser"
-RUN = "seen"
-VIEWS = (*("overview", "round", "devices", "rounds", "network", "releases", "log", "settings"),)
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.broker, needs_page]
 # the first line of the overview; devices are "asked in round 3" even after the coordinator crashed
 IN_ROUND = re.compile(r"^In round \d")
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
-    from coordinator.web.page_server import PageServer, Site
-    from coordinator.web.sign_in import TokenHolder
-
-    (tmp_path / "runs").mkdir(exist_ok=True)
-    site = Site(tmp_path / "runs", find_page("coordinator web"), [TokenHolder(TOKEN)])
-    with closing(PageServer(site, listen("127.0.0.1", 0))) as made:
+    with serve(tmp_path) as made:
         yield made
-
-
-def start_run(start: Start, *more: str) -> Running:
-    settings = ("method.widths=[0.25]", "train.epochs=1", "evaluate.every=1")
-    flags = [part for one in settings for part in ("--set", one)]
-    return start(
-        *COORDINATOR,
-        "start",
-        "--method",
-        "fedavg",
-        "--name",
-        RUN,
-        "--min-agents",
-        "2",
-        "--format",
-        "json",
-        *flags,
-        *more,
-    )
-
-
-def open_page(browser: Any, server: Any, errors: list[str], view: str = "overview") -> Any:
-    page = browser.new_page()
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    sign_in(page, f"{server.url}/#/{RUN}/{view}", TOKEN)
-    return page
-
-
-def ask(page: Any, command: str, answer: str = "", **chosen: str) -> None:
-    """Click a command and answer its dialog. chosen: values of its lists, by label."""
-    page.get_by_role("button", name=command, exact=True).click()
-    dialog = page.get_by_role("dialog")
-    for label, value in chosen.items():
-        dialog.get_by_label(label).select_option(value)
-    dialog.get_by_label("Token").fill(TOKEN)
-    dialog.get_by_role("button", name=command, exact=True).click()
-    page.get_by_text(answer or f"{command}: requested.").wait_for(timeout=30_000)
-
-
-def read_table(page: Any, title: str) -> list[dict[str, str]]:
-    """Return the rows of a table on the page, each with the titles of its columns."""
-    table = page.get_by_role("region", name=f"Table: {title}").get_by_role("table")
-    table.wait_for(timeout=60_000)
-    head, *rows = (
-        [cell.inner_text() for cell in row.locator("th, td").all()]
-        for row in table.locator("tr").all()
-    )
-    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def test_a_run_is_shown_paused_killed_and_resumed(
@@ -143,31 +83,8 @@ def test_a_run_is_shown_paused_killed_and_resumed(
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Path]:
-    """Yield the folder of a run as its coordinator leaves it in round 2, with its lock held."""
-    settings = {
-        "method.name": "fedavg",
-        "method.widths": [0.25, 0.5],
-        "train.steps": 1,
-        "evaluate.devices": False,
-    }
-    federate(tmp_path, [Member(f"a{i}", digits(i, 2)) for i in range(2)], settings)
-    runs = tmp_path / "runs"
-    with closing(Store.open(runs, MEMORY_RUN)) as store:
-        write_courses(
-            store.folder,
-            TaskCourse("a0", "w0.5-d4.4.4", (("fetch", 0.0), ("train", 1.5)), 30.0),
-            TaskCourse("a1", "w0.5-d4.4.4", (("fetch", 0.0), ("train", 1.0), ("folded", 2.5))),
-        )
-        yield store.folder
-
-
-def write_courses(folder: Path, *courses: TaskCourse) -> None:
-    """Write these tasks to `now.json`, four seconds after the phase began."""
-    now = read_now(folder)
-    assert now is not None
-    changed = {"phase": "train", "round": 2, "rounds": 5, "elapsed": 4.0, "limit": 60.0}
-    made = replace(now, courses=courses, **changed)  # type: ignore[arg-type]
-    (folder / FILE).write_bytes(msgspec.json.encode(made))
+    with hold_run(tmp_path) as folder:
+        yield folder
 
 
 def test_the_round_under_way_is_shown_and_a_device_pinned(
@@ -224,16 +141,34 @@ def test_every_view_is_accessible_and_loads_nothing_from_elsewhere(
         start(*AGENT, "join", "--broker", broker, "--name", f"a{index}", "--wait", "120")
     assert coordinator.wait(120) == 0
     asked, violations = set[str](), list[str]()
+
+    def check(page: Any, what: str) -> None:
+        eventually(lambda: "Loading" not in page.locator("main").inner_text())
+        page.add_script_tag(content=AXE.read_text())
+        found = page.evaluate("axe.run().then(found => found.violations)")
+        violations.extend(f"{what}: {one['id']}: {one['help']}" for one in found)
+
     for size, scheme in (((1200, 900), "light"), ((390, 800), "dark")):
         viewport = {"width": size[0], "height": size[1]}
         context = browser.new_context(viewport=viewport, color_scheme=scheme, bypass_csp=True)
-        page = open_page(context, server, [])
+        page = context.new_page()
         page.on("request", lambda request: asked.add(request.url))
+        page.goto(f"{server.url}/#/?run={RUN}")
+        page.get_by_label("Token").wait_for(timeout=60_000)
+        check(page, f"sign-in {scheme}")
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_role("heading", name="Accuracy of each run").wait_for(timeout=60_000)
+        check(page, f"runs {scheme}")
         for view in VIEWS:
             page.goto(f"{server.url}/#/{RUN}/{view}")
-            eventually(lambda page=page: "Loading" not in page.locator("main").inner_text())
-            page.add_script_tag(content=AXE.read_text())
-            found = page.evaluate("axe.run().then(found => found.violations)")
-            violations += [f"{view} {scheme}: {one['id']}: {one['help']}" for one in found]
+            page.get_by_role("navigation", name="Views").wait_for(timeout=60_000)
+            check(page, f"{view} {scheme}")
+            for button in page.get_by_role("button", name="Table").all():
+                button.click()
+            check(page, f"tables of {view} {scheme}")
+        page.goto(f"{server.url}/#/{RUN}/devices")
+        page.get_by_role("button", name="Enrol a device").click()
+        check(page, f"dialog {scheme}")
     assert violations == []
     assert {url for url in asked if not url.startswith(server.url)} == set()

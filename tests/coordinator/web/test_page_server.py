@@ -10,10 +10,8 @@ import os
 import shutil
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -32,11 +30,13 @@ from federated.wire.enrolment_token import parse_token
 from federated.wire.links.catalogue import open_link
 from tests.support.certificate_authority import member
 from tests.support.memory_federation import RUN, Member, digits, federate
+from tests.support.run_pages import configured
 
 pytest.importorskip("uvicorn")
 
 from coordinator.web import run_page_data
-from coordinator.web.page_server import HEADERS, PageServer, Site
+from coordinator.web.page_protection import HEADERS
+from coordinator.web.page_server import PageServer, Site
 from coordinator.web.run_page_data import PARTS, describe_part
 from coordinator.web.sign_in import Role, TokenHolder
 
@@ -78,14 +78,14 @@ class Browser:
     """Requests with what a browser adds to them."""
 
     def __init__(self, server: PageServer) -> None:
-        self._address = server.url.partition("://")[2]
+        self.address = server.url.partition("://")[2]
         self.headers: dict[str, str] = {}
 
     def call(
         self, path: str, body: object = None, headers: Mapping[str, str] = {}
     ) -> tuple[int, Any, http.client.HTTPMessage]:
         # an export takes long on a busy machine
-        with closing(http.client.HTTPConnection(self._address, timeout=300)) as link:
+        with closing(http.client.HTTPConnection(self.address, timeout=300)) as link:
             data = None if body is None else json.dumps(body)
             method = "GET" if body is None else "POST"
             link.request(method, path, data, {**self.headers, **headers})
@@ -136,6 +136,8 @@ def test_a_finished_run_has_every_part(browser: Browser) -> None:
     assert settings["rounds"]["default"] == 20
     assert settings["method.widths"]["value"] == [0.25]
     assert any("round 2" in event["message"] for event in made["log"])
+    assert made["rounds"]["outcomes"] == [["folded", 4]]
+    assert made["faults"]["faults"] == []
 
 
 def test_of_many_tasks_the_latest_are_shown(
@@ -187,8 +189,17 @@ def test_pages_of_other_sites_change_nothing(browser: Browser, headers: dict[str
     assert browser.call("/api/sign-in", {"token": TOKEN}, headers)[0] == 403
 
 
-def test_another_name_of_the_server_is_refused(browser: Browser) -> None:
-    assert browser.call("/", headers={"Host": "evil.example"})[0] == 400
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "[broken", "a" * 500])
+def test_another_name_of_the_server_is_refused(browser: Browser, host: str) -> None:
+    status, text, headers = browser.call("/", headers={"Host": host})
+    assert (status, headers["content-type"]) == (400, "text/plain; charset=utf-8")
+    assert "does not answer to the name" in text
+    assert {name: headers[name] for name in HEADERS} == HEADERS
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8600", "[::1]:8600"])
+def test_the_server_answers_to_its_names(browser: Browser, host: str) -> None:
+    assert browser.call("/", headers={"Host": host})[0] == 200
 
 
 @pytest.mark.parametrize("run", ["none", "..", "%2e%2e", "..%2f..%2fetc", "%00", "a" * 500])
@@ -241,7 +252,8 @@ def test_a_command_needs_the_token_of_a_role(
         else:
             assert (status, made["error"]) == (
                 403,
-                f"{command}: expected the token of an {needed}, found that of a {role}",
+                f"{command}: expected a token with the role {needed}, "
+                f"found one with the role {role}",
             )
 
 
@@ -262,7 +274,7 @@ def test_the_audit_log_names_who_asked(browser: Browser, runs: Path) -> None:
 def test_a_device_is_enrolled(browser: Browser, runs: Path, tmp_path: Path) -> None:
     with (
         closing(Authority(tmp_path / "pki")) as authority,
-        configured(runs, {"tls": True, "pki": str(tmp_path / "pki")}),
+        configured(runs, RUN, {"tls": True, "pki": str(tmp_path / "pki")}),
     ):
         status, made = steer(browser, "enroll", agent="new", groups="eu canary")
         assert status == 200
@@ -303,34 +315,16 @@ def test_the_certificates_of_a_device_are_revoked(
     assert (status, "does not use certificates" in made["error"]) == (409, True)
     with closing(Authority(tmp_path / "pki")) as authority:
         member(authority, "a0", tmp_path)
-        with configured(runs, {"tls": True, "pki": str(tmp_path / "pki")}):
+        with configured(runs, RUN, {"tls": True, "pki": str(tmp_path / "pki")}):
             status, made = steer(browser, "revoke", agent="a0")
             assert (status, made["lines"]) == (200, ["a0: revoked 1 certificate"])
             status, made = steer(browser, "revoke", agent="a1")
             assert (status, "'a1' was never enrolled" in made["error"]) == (409, True)
         assert authority.registry.list_barred() == {"a0"}
         member(authority, "phone", tmp_path)  # phones have certificates on every broker
-        with configured(runs, {"pki": str(tmp_path / "pki")}, {"listen": "127.0.0.1:0"}):
+        with configured(runs, RUN, {"pki": str(tmp_path / "pki")}, {"listen": "127.0.0.1:0"}):
             status, made = steer(browser, "revoke", agent="phone")
             assert (status, made["lines"]) == (200, ["phone: revoked 1 certificate"])
-
-
-@contextmanager
-def configured(
-    runs: Path, broker: dict[str, Any], phones: Mapping[str, Any] = MappingProxyType({})
-) -> Iterator[None]:
-    """Store other settings of the run's broker, and of phones, while the context lasts."""
-    with closing(Store.open(runs, RUN)) as store:
-        facts = store.read_facts()
-        changed = {
-            **facts.config,
-            "broker": {**facts.config.get("broker", {}), **broker},
-            "phones": dict(phones),
-        }
-        store.write_facts(replace(facts, config=changed))
-    yield
-    with closing(Store.open(runs, RUN)) as store:
-        store.write_facts(facts)
 
 
 @pytest.mark.slow
@@ -388,6 +382,30 @@ def test_the_stream_sends_the_status_and_then_its_changes(server: PageServer, ru
         assert json.loads(read_event(response))["state"] == "over"
         with closing(Store.open(runs, RUN)):
             assert json.loads(read_event(response))["state"] == "running"
+
+
+def test_the_stream_ends_with_the_sign_in(browser: Browser) -> None:
+    address = browser.address
+    with closing(http.client.HTTPConnection(address, timeout=30)) as link:
+        link.request("GET", f"/api/runs/{RUN}/stream", headers=browser.headers)
+        response = link.getresponse()
+        assert json.loads(read_event(response))["state"] == "over"
+        browser.call("/api/sign-out", {})
+        assert b"data" not in response.read()
+
+
+def test_the_stream_tells_of_a_store_that_cannot_be_read(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(runs: Path, run: str) -> None:
+        raise KeyError("a table of a later version")
+
+    monkeypatch.setattr(run_page_data, "PARTS", {**PARTS, "status": fail})
+    with closing(http.client.HTTPConnection(browser.address, timeout=30)) as link:
+        link.request("GET", f"/api/runs/{RUN}/stream", headers=browser.headers)
+        told = json.loads(read_event(link.getresponse()))["error"]
+    assert "cannot read this" in told
+    assert "a table of a later version" in told
 
 
 def read_event(response: http.client.HTTPResponse) -> bytes:

@@ -31,6 +31,7 @@ export interface Member {
   task: string;
   loss: number | null;
   reason: string;
+  condition: { celsius: number | null; throttled: boolean | null; power: string };
 }
 
 /** A task of the phase; times are seconds since the phase began. */
@@ -52,6 +53,7 @@ export interface Now {
   courses: TaskCourse[];
   reason: string;
   epsilon: number | null;
+  broker_lost: string;
   members: Member[];
   agents: Record<string, number>;
   tasks: Record<string, number>;
@@ -106,6 +108,8 @@ export interface Agent {
     seconds: number | null;
     memory: number | null;
   };
+  /** misses: late rounds in a row. */
+  standing: { misses: number };
   profile: null | {
     labels: string[];
     host: string;
@@ -122,6 +126,12 @@ export interface Agent {
 export interface Rounds {
   rounds: { round: number; seconds: number; bytes_up: number; bytes_down: number }[];
   scores: Score[];
+  outcomes: [outcome: string, tasks: number][];
+}
+
+export interface Faults {
+  since: string;
+  faults: { fault: string; reason: string; times: number; agents: number; last: string }[];
 }
 
 export interface Task {
@@ -217,15 +227,38 @@ export const readPart = <T>(run: string, part: string) => request<T>(`${at(run)}
 export const sendCommand = (run: string, fields: Record<string, string>) =>
   request<{ asked: string; lines: string[] }>(`${at(run)}/request`, fields);
 
-/** Call `receive` with each new status of a run, until the returned function is called. */
+const RETRY = 5000; // milliseconds
+
+/** Call `receive` with each new status of a run, until the returned function is called. A hidden
+ * page closes its connection, of which a browser allows few. */
 export function followRun(
   run: string,
   receive: (status: Status) => void,
   lose: (lost: boolean) => void,
 ): () => void {
-  const source = new EventSource(`${at(run)}/stream`);
-  source.onopen = () => lose(false);
-  source.onmessage = (event) => receive(JSON.parse(event.data as string) as Status);
-  source.onerror = () => lose(true);
-  return () => source.close();
+  let source: EventSource | undefined;
+  let retry: ReturnType<typeof setTimeout> | undefined;
+  const close = () => {
+    clearTimeout(retry);
+    source?.close();
+  };
+  const open = () => {
+    close();
+    if (document.hidden) return;
+    const made = new EventSource(`${at(run)}/stream`);
+    made.onopen = () => lose(false);
+    made.onmessage = (event) => receive(JSON.parse(event.data as string) as Status);
+    made.onerror = () => {
+      lose(true);
+      // after an answer with an error, the browser does not try again
+      if (made.readyState === EventSource.CLOSED) retry = setTimeout(open, RETRY);
+    };
+    source = made;
+  };
+  document.addEventListener("visibilitychange", open);
+  open();
+  return () => {
+    document.removeEventListener("visibilitychange", open);
+    close();
+  };
 }

@@ -26,9 +26,17 @@ const VIEWS = {
 } as const;
 type View = keyof typeof VIEWS;
 
+function decode(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // a damaged link
+  }
+}
+
 function readAddress(): { run: string; view: View; compared: string[] } {
   const [path = ""] = location.hash.slice(1).split("?");
-  const [, run = "", view = ""] = path.split("/").map(decodeURIComponent);
+  const [, run = "", view = ""] = path.split("/").map(decode);
   const compared = readQuery().getAll("run");
   return { run, view: view in VIEWS ? (view as View) : "overview", compared };
 }
@@ -50,14 +58,19 @@ export function App() {
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
+  const known = runs?.some((one) => one.run === address.run);
   useEffect(() => {
     void load();
-    if (address.run) return;
+    if (known) return;
     const timer = setInterval(load, 5000);
     return () => clearInterval(timer);
-  }, [address.run]);
+  }, [address.run, known]);
+  const title = address.run ? `${address.run}: ${VIEWS[address.view]}` : "Runs";
+  useEffect(() => {
+    document.title = `${title} - Espalier`;
+  }, [title]);
 
-  if (problem?.status === 401) return <SignIn done={load} />;
+  if (problem?.status === 401) return <SignIn done={load} ended={runs !== null} />;
   return (
     <>
       <header class="bar">
@@ -72,17 +85,23 @@ export function App() {
       {problem && <p role="alert" class="alert">{problem.message}</p>}
       <main>
         {runs &&
-          (address.run ? (
+          (!address.run ? (
+            <Runs runs={runs} compared={address.compared} />
+          ) : known ? (
             <Run key={address.run} run={address.run} view={address.view} lost={load} />
           ) : (
-            <Runs runs={runs} compared={address.compared} />
+            <p role="alert" class="alert">
+              {`There is no run '${address.run}' in this folder. `}
+              <a href="#/">All runs</a>
+            </p>
           ))}
       </main>
     </>
   );
 }
 
-function SignIn({ done }: { done: () => void }) {
+/** ended: whether an earlier sign-in of this page has ended. */
+function SignIn({ done, ended }: { done: () => void; ended: boolean }) {
   const [token, setToken] = useState("");
   const [problem, setProblem] = useState("");
   const submit = (event: Event) => {
@@ -92,6 +111,12 @@ function SignIn({ done }: { done: () => void }) {
   return (
     <main class="sign-in">
       <h1>Sign in to Espalier</h1>
+      {ended && (
+        <p role="status">
+          Your sign-in has ended: it lasts 12 hours, or until the server restarts. Sign in again to
+          return to the same view.
+        </p>
+      )}
       <form onSubmit={submit} class="card">
         <label for="token">Token</label>
         <input
@@ -104,7 +129,7 @@ function SignIn({ done }: { done: () => void }) {
         />
         <button type="submit">Sign in</button>
         <p class="quiet">
-          <code>coordinator web</code> prints the name of the file that holds the token.
+          <code>coordinator web</code> prints the name of the file that holds the tokens.
         </p>
         {problem && <p role="alert" class="alert">{problem}</p>}
       </form>
@@ -116,20 +141,27 @@ function SignIn({ done }: { done: () => void }) {
 export function usePart<T>(run: string, part: string, version: unknown): [T | null, string] {
   const [found, setFound] = useState<T | null>(null);
   const [problem, setProblem] = useState("");
+  const [failures, setFailures] = useState(0);
   useEffect(() => {
     let current = true;
+    let retry: ReturnType<typeof setTimeout> | undefined;
     readPart<T>(run, part).then(
       (value) => {
         if (!current) return;
         setFound(value);
         setProblem("");
       },
-      (error: Refusal) => current && setProblem(error.message),
+      (error: Refusal) => {
+        if (!current) return;
+        setProblem(error.message);
+        retry = setTimeout(() => setFailures(failures + 1), 5000);
+      },
     );
     return () => {
       current = false;
+      clearTimeout(retry);
     };
-  }, [run, part, version]);
+  }, [run, part, version, failures]);
   return [found, problem];
 }
 
@@ -141,8 +173,12 @@ export function Part<T>(props: {
   children: (found: T) => ComponentChildren;
 }) {
   const [found, problem] = usePart<T>(props.run, props.part, props.version);
-  if (problem) return <p role="alert" class="alert">{problem}</p>;
-  return found === null ? <p class="quiet">Loading…</p> : <>{props.children(found)}</>;
+  return (
+    <>
+      {problem && <p role="alert" class="alert">{problem}</p>}
+      {found === null ? !problem && <p class="quiet">Loading…</p> : props.children(found)}
+    </>
+  );
 }
 
 function Run({ run, view, lost }: { run: string; view: View; lost: () => void }) {
@@ -156,13 +192,14 @@ function Run({ run, view, lost }: { run: string; view: View; lost: () => void })
       }),
     [run],
   );
-  if (!status) return <p class="quiet">{away ? "The server does not answer." : "Loading…"}</p>;
+  if (!status) return <p class="quiet">{away ? "The server does not answer; trying again…" : "Loading…"}</p>;
   if (status.error) return <p role="alert" class="alert">{status.error}</p>;
   return (
     <>
       {away && (
         <p role="alert" class="alert">
-          The server does not answer: the numbers below are old. The page reconnects by itself.
+          The connection to the server is lost: the numbers below are old. The page reconnects by
+          itself.
         </p>
       )}
       <nav aria-label="Views">

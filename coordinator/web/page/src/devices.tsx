@@ -1,6 +1,6 @@
 /** Each device: what it measured, which submodel it has and why, and how that changed. */
 import { Part } from "./app";
-import type { Agent, Network, Status, Task } from "./api";
+import type { Agent, Member, Network, Status, Task } from "./api";
 import { Assignment } from "./charts";
 import { Figure } from "./figure";
 import { bytes, seconds } from "./format";
@@ -19,7 +19,7 @@ export function Devices({ status }: { status: Status }) {
                 {({ agents }) => (
                   <>
                     <Steering run={status.run} commands={listCommands(status, agents, names)} />
-                    <AgentTable agents={agents} pins={status.requests?.pins ?? {}} />
+                    <AgentTable agents={agents} status={status} />
                   </>
                 )}
               </Part>
@@ -78,32 +78,57 @@ function listCommands(status: Status, agents: Agent[], submodels: string[]): Com
   return commands;
 }
 
-function AgentTable({ agents, pins }: { agents: Agent[]; pins: Record<string, string> }) {
+/** The temperature of a device, and whether it is throttled, as far as its system tells. */
+function describeHeat({ celsius, throttled }: Member["condition"]): string {
+  const parts = [celsius === null ? "" : `${celsius.toFixed(0)} °C`, throttled ? "throttled" : ""];
+  return parts.filter(Boolean).join(", ") || "–";
+}
+
+function AgentTable({ agents, status }: { agents: Agent[]; status: Status }) {
+  const pins = status.requests?.pins ?? {};
+  const members = status.state === "running" ? (status.now?.members ?? []) : [];
+  const now = new Map(members.map((one) => [one.agent, one]));
   const head = [
-    ...["agent", "labels", "device", "power", "processors", "memory", "uplink", "examples"],
-    ...["state", "submodel", "pinned to"],
+    ...["agent", "labels", "device", "power", "heat", "processors", "memory", "uplink", "examples"],
+    ...["now", "task", "late in a row", "submodel", "pinned to"],
     ...["step: predicted", "step: measured", "round: predicted", "round: measured"],
+    ...["memory: predicted", "memory: measured"],
   ];
-  const rows = agents.map(({ profile, predicted, measured, ...one }) => [
-    one.agent,
-    profile?.labels.join(", ") || "–",
-    profile ? profile.board.model || profile.board.kind : "–",
-    profile?.board.power || "–",
-    profile ? profile.cpus : null,
-    profile ? bytes(profile.memory) : "–",
-    profile?.uplink ? `${bytes(profile.uplink)}/s` : "–",
-    profile ? profile.examples : null,
-    one.state,
-    one.submodel || "–",
-    pins[one.agent] ?? "–",
-    seconds(predicted.step),
-    seconds(measured?.step),
-    seconds(predicted.seconds),
-    seconds(measured?.seconds),
-  ]);
+  const rows = agents.map(({ profile, predicted, measured, ...one }) => {
+    const member = now.get(one.agent);
+    return [
+      one.agent,
+      profile?.labels.join(", ") || "–",
+      profile ? profile.board.model || profile.board.kind : "–",
+      member?.condition.power || profile?.board.power || "–",
+      member ? describeHeat(member.condition) : "–",
+      profile ? profile.cpus : null,
+      profile ? bytes(profile.memory) : "–",
+      profile?.uplink ? `${bytes(profile.uplink)}/s` : "–",
+      profile ? profile.examples : null,
+      member?.state ?? "–",
+      one.state,
+      one.standing.misses,
+      one.submodel || "–",
+      pins[one.agent] ?? "–",
+      seconds(predicted.step),
+      seconds(measured?.step),
+      seconds(predicted.seconds),
+      seconds(measured?.seconds),
+      predicted.memory ? bytes(predicted.memory) : "–",
+      measured?.memory ? bytes(measured.memory) : "–",
+    ];
+  });
   return (
     <>
-      <Figure title="Devices" numbers={{ head, rows }} />
+      <Figure
+        title="Devices"
+        note={
+          "Power, heat and state as each device reports them now. A prediction is for the present " +
+          "submodel, a measurement of the last training."
+        }
+        numbers={{ head, rows }}
+      />
       <Figure
         title="Why each device has its submodel"
         numbers={{

@@ -1,33 +1,28 @@
-/** The latest events of the run's log. */
+/** Faults of the run, and the latest events of its log. */
 import { useChoice } from "./address";
 import { Part } from "./app";
-import type { LogEvent, Status } from "./api";
+import type { Faults, LogEvent, Status } from "./api";
 import { Figure } from "./figure";
 import { clock } from "./format";
 
-const FAULTS: Record<string, string> = {
-  went: "an agent left",
-  came: "an agent restarted",
-  "lease expired": "a lease expired",
-  failed: "a task failed",
-  refused: "a message or an update was refused",
-  "turned away": "an agent was turned away",
-  delayed: "a round was delayed",
-};
+const EVERY = 10; // seconds between two counts of the faults while a phase lasts
 
-/** Count the faults by kind and reason, without the name that a message begins with. */
-function countFaults(events: LogEvent[]): [string, string, number][] {
-  const found = new Map<string, [string, string, number]>();
-  for (const { event, message, agent } of events) {
-    const fault = FAULTS[event ?? ""];
-    if (!fault || (event === "came" && !message.endsWith("restarted"))) continue;
-    const reason = event === "refused" ? message.replace(/^rejected from [^:]*: /, "") : message;
-    const plain = agent && reason.startsWith(agent) ? reason.slice(agent.length).replace(/^[: ]+/, "") : reason;
-    const row = found.get(`${fault} ${plain}`) ?? [fault, plain, 0];
-    row[2] += 1;
-    found.set(`${fault} ${plain}`, row);
-  }
-  return [...found.values()].sort((one, other) => other[2] - one[2]);
+function FaultTable({ status }: { status: Status }) {
+  const version = `${status.rounds_done} ${Math.floor((status.now?.elapsed ?? 0) / EVERY)}`;
+  return (
+    <Part<Faults> run={status.run} part="faults" version={version}>
+      {({ since, faults }) => (
+        <Figure
+          title="Faults survived"
+          note={since && `In the log, which goes back to ${clock(since)}. The reason is that of the last one.`}
+          numbers={{
+            head: ["fault", "times", "agents", "last", "reason"],
+            rows: faults.map((one) => [one.fault, one.times, one.agents, clock(one.last), one.reason]),
+          }}
+        />
+      )}
+    </Part>
+  );
 }
 
 export function Log({ status }: { status: Status }) {
@@ -39,6 +34,7 @@ export function Log({ status }: { status: Status }) {
     `${event.agent ?? ""} ${event.message}`.toLowerCase().includes(word.toLowerCase());
   return (
     <>
+      <FaultTable status={status} />
       <p class="control">
         <label for="word">Filter</label>
         <input id="word" value={word} onInput={(event) => setWord(event.currentTarget.value)} />
@@ -57,15 +53,7 @@ export function Log({ status }: { status: Status }) {
           const rows = events
             .filter(fits)
             .map((one) => [clock(one.time), one.level, one.round ?? null, one.message]);
-          return (
-            <>
-              <Figure
-                title="Faults and refusals among the latest events"
-                numbers={{ head: ["fault", "reason", "times"], rows: countFaults(events) }}
-              />
-              <Figure title="Latest events" numbers={{ head, rows }} />
-            </>
-          );
+          return <Figure title="Latest events" numbers={{ head, rows }} />;
         }}
       </Part>
     </>

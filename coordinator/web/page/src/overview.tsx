@@ -13,10 +13,18 @@ export function describePhase(status: Status): string {
   if (status.state === "failed") return `Failed: ${now?.reason ?? "unknown reason"}`;
   if (status.state !== "running") return status.state === "over" ? "Finished." : "Stopped.";
   if (!now) return "Starting.";
+  if (now.broker_lost) return "Waiting for the broker.";
   if (now.phase === "waiting") return `Waiting for ${now.wanted} agents.`;
   if (now.phase === "paused") return `Paused after round ${now.round}.`;
   if (now.phase === "between") return now.round ? `Between rounds, after round ${now.round}.` : "Starting.";
   return `In round ${now.round} of ${now.rounds}: ${now.phase}.`;
+}
+
+/** What people asked of the run and it has not done yet. */
+function describeRequests({ now, requests }: Status): string {
+  if (!requests) return "";
+  if (requests.stop) return requests.stop === "stop" ? "It stops after this round." : "It stops now.";
+  return requests.paused && now?.phase !== "paused" ? "It pauses after this round." : "";
 }
 
 export function Overview({ status }: { status: Status }) {
@@ -35,9 +43,15 @@ export function Overview({ status }: { status: Status }) {
   }
   return (
     <>
-      <section class="card" aria-live="polite">
-        <h2 class="phase">{describePhase(status)}</h2>
+      <section class="card">
+        <h2 class="phase" aria-live="polite">{`${describePhase(status)} ${describeRequests(status)}`}</h2>
         <progress max={status.rounds} value={status.rounds_done} aria-label="Rounds done" />
+        {status.state === "running" && now?.broker_lost && (
+          <p class="alert">
+            {`The coordinator lost its connection to the broker: ${now.broker_lost}. ` +
+              "The run continues when the broker is back."}
+          </p>
+        )}
         {(status.silent ?? 0) > SILENT && (
           <p class="alert">{`The coordinator has not reported for ${seconds(status.silent)}.`}</p>
         )}

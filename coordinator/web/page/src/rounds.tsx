@@ -9,7 +9,7 @@ export function RoundsView({ status }: { status: Status }) {
   return (
     <>
       <Part<Rounds> run={status.run} part="rounds" version={status.rounds_done}>
-        {({ rounds }) => (
+        {({ rounds, outcomes }) => (
           <>
             <Figure
               title="Seconds of each round"
@@ -40,6 +40,11 @@ export function RoundsView({ status }: { status: Status }) {
                 show={bytes}
               />
             </Figure>
+            <Figure
+              title="Outcomes of all tasks"
+              note="Folded, or why an update did not count."
+              numbers={{ head: ["outcome", "tasks"], rows: outcomes }}
+            />
           </>
         )}
       </Part>
@@ -51,9 +56,6 @@ export function RoundsView({ status }: { status: Status }) {
 }
 
 function Tasks({ tasks }: { tasks: Task[] }) {
-  const counts = new Map<string, number>();
-  for (const one of tasks) counts.set(one.outcome, (counts.get(one.outcome) ?? 0) + 1);
-  const outcomes = [...counts].sort(([, one], [, other]) => other - one);
   const head = [
     ...["agent", "round", "submodel", "outcome", "seconds", "step", "peak memory", "examples", "loss"],
   ];
@@ -68,14 +70,5 @@ function Tasks({ tasks }: { tasks: Task[] }) {
     one.samples || null,
     one.loss === null ? null : Number(one.loss.toPrecision(4)),
   ]);
-  return (
-    <>
-      <Figure
-        title="Outcomes of these tasks"
-        note="Folded, or why an update did not count."
-        numbers={{ head: ["outcome", "tasks"], rows: outcomes }}
-      />
-      <Figure title="Tasks of the latest rounds" numbers={{ head, rows }} most={200} />
-    </>
-  );
+  return <Figure title="Tasks of the latest rounds" numbers={{ head, rows }} most={200} />;
 }

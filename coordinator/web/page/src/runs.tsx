@@ -1,10 +1,10 @@
-/** All runs of the folder, and the accuracy of chosen ones side by side. */
+/** All runs of the folder, and accuracy and settings of chosen ones side by side. */
 import { useEffect, useState } from "preact/hooks";
-import { readPart, type Rounds, type RunRow } from "./api";
+import { readPart, type Refusal, type Rounds, type RunRow, type Setting } from "./api";
 import { linkTo } from "./address";
 import { Lines, type Series } from "./charts";
 import { Figure } from "./figure";
-import { clock, ratio } from "./format";
+import { clock, plain, ratio } from "./format";
 import { groupScores } from "./overview";
 
 export function Runs({ runs, compared }: { runs: RunRow[]; compared: string[] }) {
@@ -71,30 +71,70 @@ export function Runs({ runs, compared }: { runs: RunRow[]; compared: string[] })
   );
 }
 
+interface Compared {
+  run: string;
+  longest: Series | null;
+  settings: Map<string, string>;
+  problem: string;
+}
+
+async function readRun(run: string): Promise<Compared> {
+  try {
+    const [{ scores }, settings] = await Promise.all([
+      readPart<Rounds>(run, "rounds"),
+      readPart<Setting[]>(run, "settings"),
+    ]);
+    const longest = groupScores(scores).reduce<Series | null>(
+      (best, one) => (best && best.points.length > one.points.length ? best : one),
+      null,
+    );
+    return { run, longest, settings: new Map(settings.map((one) => [one.key, plain(one.value)])), problem: "" };
+  } catch (error) {
+    return { run, longest: null, settings: new Map(), problem: (error as Refusal).message };
+  }
+}
+
 function Comparison({ runs }: { runs: string[] }) {
-  const [series, setSeries] = useState<Series[]>([]);
+  const [found, setFound] = useState<Compared[]>([]);
   useEffect(() => {
-    void Promise.all(
-      runs.map(async (name) => {
-        const { scores } = await readPart<Rounds>(name, "rounds");
-        const longest = groupScores(scores).reduce<Series | null>(
-          (best, one) => (best && best.points.length > one.points.length ? best : one),
-          null,
-        );
-        return { name: longest ? `${name}: ${longest.name}` : name, points: longest?.points ?? [] };
-      }),
-    ).then(setSeries, () => setSeries([]));
+    let current = true;
+    void Promise.all(runs.map(readRun)).then((all) => current && setFound(all));
+    return () => {
+      current = false;
+    };
   }, [runs.join("\n")]);
+  const read = found.filter((one) => !one.problem);
+  const series = read.map(({ run, longest }) => ({
+    name: longest ? `${run}: ${longest.name}` : run,
+    points: longest?.points ?? [],
+  }));
   const rows = series.flatMap((one) =>
     one.points.map(([round, value]) => [one.name, round, Number(ratio(value))]),
   );
   return (
-    <Figure
-      title="Accuracy of each run"
-      note="Of the submodel that was evaluated most often."
-      numbers={{ head: ["run", "round", "accuracy"], rows }}
-    >
-      <Lines label="Accuracy of each run by round" series={series} show={ratio} most={1} />
-    </Figure>
+    <>
+      {found.filter((one) => one.problem).map((one) => (
+        <p role="alert" class="alert" key={one.run}>
+          {`${one.run}: ${one.problem}`}
+        </p>
+      ))}
+      <Figure
+        title="Accuracy of each run"
+        note="Of the submodel that was evaluated most often."
+        numbers={{ head: ["run", "round", "accuracy"], rows }}
+      >
+        <Lines label="Accuracy of each run by round" series={series} show={ratio} most={1} />
+      </Figure>
+      {read.length > 1 && <Differences runs={read} />}
+    </>
   );
+}
+
+/** The settings that differ between runs. */
+function Differences({ runs }: { runs: Compared[] }) {
+  const keys = [...new Set(runs.flatMap((one) => [...one.settings.keys()]))];
+  const rows = keys
+    .map((key) => [key, ...runs.map((one) => one.settings.get(key) ?? "–")])
+    .filter(([, ...values]) => new Set(values).size > 1);
+  return <Figure title="Settings that differ" numbers={{ head: ["setting", ...runs.map((one) => one.run)], rows }} />;
 }

@@ -57,6 +57,7 @@ export function Steering(props: { run: string; commands: Command[]; done?: () =>
     setFields(Object.fromEntries(first) as Record<string, string>);
     setAnswer([]);
     setProblem("");
+    setToken("");
     dialog.current?.showModal();
   };
   const send = (event: Event) => {
@@ -79,7 +80,7 @@ export function Steering(props: { run: string; commands: Command[]; done?: () =>
   return (
     <div class="control">
       {commands.map((command) => (
-        <button type="button" key={command.name} onClick={() => ask(command)}>
+        <button type="button" key={command.title} onClick={() => ask(command)}>
           {command.title}
         </button>
       ))}
@@ -96,7 +97,7 @@ export function Steering(props: { run: string; commands: Command[]; done?: () =>
           <p>{asked?.about}</p>
           {asked?.fields?.map((field) => (
             <Input
-              key={`${asked.name} ${field.name}`}
+              key={`${asked.title} ${field.name}`}
               field={field}
               value={fields[field.name] ?? ""}
               set={(value) => setFields({ ...fields, [field.name]: value })}
