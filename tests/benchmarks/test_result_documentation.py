@@ -104,8 +104,7 @@ def test_a_picture_is_drawn_again_when_its_result_changes(saved: BenchmarkResult
     draw_ratios(path, saved)
     assert find_outdated_pictures() == {}
     words = [text for text in ElementTree.parse(path).getroot().itertext() if text.strip()]
-    assert "10 agents (ms) / flwr" in words
-    assert "1.30x, goal 1.5x, missed" in words
+    assert "10 agents (ms) / flwr: 1.30x, goal 1.5x, missed" in words
     assert not [word for word in words if word.startswith("updates lost")]  # has no ratio
     write_result(replace(saved, load=0.2))
     assert list(find_outdated_pictures()) == [path]
