@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from coordinator.fleet.submodel_shipment import Shipment
 from coordinator.phases import training
 from coordinator.phases.run_context import RunContext
 from coordinator.store.journal import Journal
 from coordinator.store.run_store import Store
 from federated.engine.aggregate import Total
-from federated.method import State
 from federated.task import Update
 from tests.support.disks import small_disk
 from tests.support.memory_federation import RUN, Member, digits, federate
@@ -65,10 +65,11 @@ def test_a_disk_that_holds_two_updates_holds_a_round_of_six(
         set[int](),
     )
 
-    def crowd(run: RunContext, state: State) -> int:
+    def crowd(run: RunContext, shipment: Shipment) -> int:
         """Fill the disk at the start of a round, up to the reserve and room for two updates of the
         whole network.
         """
+        state = shipment.state
         if state.round not in crowded:
             crowded.add(state.round)
             weights = sum(tensor.nbytes for tensor in state.tensors.values())
@@ -77,9 +78,9 @@ def test_a_disk_that_holds_two_updates_holds_a_round_of_six(
                 os.posix_fallocate(
                     file.fileno(),
                     0,
-                    free.f_bavail * free.f_frsize - reserve(run, state) - 5 * weights // 2,
+                    free.f_bavail * free.f_frsize - reserve(run, shipment) - 5 * weights // 2,
                 )
-        return reserve(run, state)
+        return reserve(run, shipment)
 
     def counted(self: Journal, name: str, total: Total) -> None:
         snapshot(self, name, total)

@@ -146,7 +146,7 @@ class Training(Collector):
 
     def reserve_room(self) -> None:
         """Reserve disk space that updates may not use, for the coordinator's own files."""
-        self.run.fleet.inbox.reserve = measure_reserve(self.run, self.state)
+        self.run.fleet.inbox.reserve = measure_reserve(self.run, self.shipment)
 
     def _spares(self) -> tuple[Spare, ...]:
         """Return the agents that can train but were not asked, in random order; without suspects,
@@ -241,7 +241,7 @@ def train(training: Training) -> Trained:
     collect_updates(training)
     run, number, fleet = training.run, training.plan.round, training.run.fleet
     run.defences.write()
-    fleet.inbox.reserve = measure_growth(run, training.state)  # for the weights of this round
+    fleet.inbox.reserve = measure_growth(run, training.shipment)  # for the weights of this round
     folded, settled = training.folded, fleet.round.settled
     late = [
         state
@@ -343,7 +343,7 @@ def count_holders(
     )
 
 
-def measure_reserve(run: RunContext, state: State) -> int:
+def measure_reserve(run: RunContext, shipment: Shipment) -> int:
     """Return the bytes to keep from updates: for a second snapshot of the total, for weights in
     evaluation, and for database rows.
     """
@@ -351,13 +351,16 @@ def measure_reserve(run: RunContext, state: State) -> int:
         submodel.plain: sum(math.prod(shape) for shape in shapes(submodel).values())
         for submodel in run.menu
     }
-    return max(
-        0, 2 * measure_growth(run, state) + 4 * sum(menu.values()) + MARGIN - run.store.journal.size
-    )
+    needed = 2 * measure_growth(run, shipment) + 4 * sum(menu.values()) + MARGIN
+    return max(0, needed - run.store.journal.size)
 
 
-def measure_growth(run: RunContext, state: State) -> int:
-    """Return the bytes of a state's tensors, and of those that a round may add at new homes."""
-    rows = (row for submodel in run.menu for row in run.method.place(state, submodel).rows)
+def measure_growth(run: RunContext, shipment: Shipment) -> int:
+    """Return the bytes of a state's tensors, and of those that a round may add at new homes.
+
+    shipment: the weights of that state.
+    """
+    state = shipment.state
+    rows = (row for submodel in run.menu for row in shipment.parcel(submodel).plan.rows)
     new = {row.home: 4 * math.prod(row.shape) for row in rows if row.home not in state.tensors}
     return sum(tensor.nbytes for tensor in state.tensors.values()) + sum(new.values())

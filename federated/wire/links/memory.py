@@ -28,6 +28,7 @@ from federated.wire.topics import matches
 __all__ = ["MemoryBroker", "MemoryLink", "open_memory_link"]
 
 SCHEME = "memory://"
+IN_MEMORY = 2 << 20  # bytes of data per chunk: no network limits it, and each message costs time
 
 Tamper = Callable[[Delivery], Iterable[Delivery]]
 
@@ -136,7 +137,7 @@ class MemoryLink:
         client_id: str,
         will: Will | None = None,
         *,
-        chunk: int = CHUNK,
+        chunk: int = IN_MEMORY,
         arrived: Callable[[], None] = lambda: None,
     ) -> None:
         self.client_id, self.will, self.arrived = client_id, will, arrived

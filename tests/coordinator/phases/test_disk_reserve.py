@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.fleet.submodel_shipment import Shipment
 from coordinator.phases import training
 from coordinator.phases.run_context import RunContext
-from federated.method import State
 from tests.support.memory_federation import Member, digits, federate
 
 
@@ -18,9 +18,9 @@ def test_the_first_round_reserves_room_for_new_tensors(
     """The sizes share no weights, so the total and the stored weights hold each of them."""
     reserve, rounds = training.measure_reserve, dict[int, int]()
 
-    def measure(run: RunContext, state: State) -> int:
-        bytes = reserve(run, state)
-        rounds.setdefault(state.round, bytes + run.store.journal.size)
+    def measure(run: RunContext, shipment: Shipment) -> int:
+        bytes = reserve(run, shipment)
+        rounds.setdefault(shipment.state.round, bytes + run.store.journal.size)
         return bytes
 
     monkeypatch.setattr(training, "measure_reserve", measure)
