@@ -229,8 +229,9 @@ def command(
             return
         if name is None:
             raise UsageError("expected the NAME of an experiment, or --list")
+        if log and not log.suffix:  # the folder of the runs has the name without it
+            raise UsageError(f"--log {log}: expected a file name with an ending, such as .jsonl")
         experiment, given = find_experiment(name), [*map(parse_setting, settings)]
-        load(None, os.environ, given)  # reports invalid settings once, not for each cell
         chosen = experiment.find_scale(scale, [one for one in given if one[0] not in OF_MACHINE])
         flower = list_flower_rows(experiment, chosen) if beside else ()
         if chosen.rows:
@@ -249,6 +250,8 @@ def command(
         ]
         if not cells:
             raise UsageError(f"--only: {name} has no such row: {', '.join(only)}")
+        # reports invalid settings once, not for each cell
+        load(None, os.environ, [*cells[0].settings.items(), *given])
         machine = [one for one in given if one[0] in OF_MACHINE]
         place = Place(log or Path("results") / f"{name}-{scale}.jsonl", machine, data)
         print_result(reproduce(experiment, cells, place, speaker(form)), form)

@@ -64,7 +64,15 @@ def test_its_devices_train_like_those_of_a_simulation(name: str, optimiser: str)
 
 
 def test_a_table_without_such_a_row_is_refused(tmp_path: Path) -> None:
-    given = ["nefl-table7", "--scale", "check", "--beside", "flower", "--log", str(tmp_path / "l")]
+    given = [
+        "nefl-table7",
+        "--scale",
+        "check",
+        "--beside",
+        "flower",
+        "--log",
+        str(tmp_path / "l.jsonl"),
+    ]
     done = CliRunner().invoke(command, given)
     assert done.exit_code == 2
     assert "no row that Flower can run" in done.output

@@ -332,3 +332,16 @@ def test_the_last_row_of_every_table_runs(name: str, tmp_path: Path) -> None:
     found = read_log(tmp_path / "log.jsonl")
     assert found
     assert all({*made.scores.values()} <= one.scores.keys() for one in found)
+
+
+def test_invalid_settings_are_reported_once_and_those_of_the_rows_method_are_valid(
+    tmp_path: Path,
+) -> None:
+    given = ("recipfl-mnist", "--scale", "check", "--only", "RecipFL")
+    log = ("--log", tmp_path / "log.jsonl")
+    wrong = run(*given, *log, "--set", "method.server_rate=0.005")
+    assert wrong.exit_code == 3
+    assert "server_lr" in wrong.output
+    assert "simulation 1" not in wrong.output
+    assert run(*given, *log, "--set", "method.server_lr=0.005").exit_code == 0
+    assert run(*given, "--log", tmp_path / "log").exit_code == 2, "the folder would have its name"
