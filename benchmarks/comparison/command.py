@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
@@ -16,11 +17,11 @@ import click
 from click.core import ParameterSource
 
 from benchmarks.comparison.result import BenchmarkResult, format_result, write_result
-from benchmarks.comparison.rows import Row
+from benchmarks.comparison.rows import Failure, Row
 from benchmarks.peers.environments import choose_peers, find_installed, list_versions
 from edge_agent.bench.report import take_fingerprint
 from edge_agent.device.process_limits import Limits
-from federated.errors import ConfigError
+from federated.errors import ConfigError, EspalierError
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 from federated.runtime.provenance import versions
 from federated.system.processors import list_processors
@@ -38,9 +39,10 @@ ANY_LOAD = click.option(
     "--any-load", is_flag=True, help="save even if other programs keep the processors busy"
 )
 
-Measure = Callable[..., Iterable[Row]]
+Measure = Callable[..., Iterable[Row | Failure]]
 """A function that gets `say`, the options of its benchmark and, if it compares with other projects,
-`peers`: those that are installed.
+`peers`: those that are installed. After a failure the command ends with exit code 1, but shows all
+rows.
 """
 
 
@@ -65,20 +67,23 @@ def benchmark(
                 if peers:
                     options["peers"] = find_installed(options["peers"], say)
                 taken, start = datetime.now(UTC), time.monotonic()
-                rows = tuple(measure(say=say, **options))
+                found = tuple(measure(say=say, **options))
                 result = BenchmarkResult(
                     name,
                     list_given(),
-                    rows,
+                    tuple(one for one in found if isinstance(one, Row)),
                     list_versions(options.get("peers", ())) | versions(packages),
                     take_fingerprint(Limits()),
                     round(load, 2),
                     taken.isoformat(timespec="seconds"),
                     round(time.monotonic() - start, 1),
+                    tuple(one for one in found if isinstance(one, Failure)),
                 )
                 print_result(result, form, format_result)
                 if save:
                     say(f"wrote {write_result(result)}")
+                if result.failures:
+                    sys.exit(EspalierError.exit_code)
 
         with_options = FORMAT(SAVE(ANY_LOAD(run)))
         made = click.command(name)(choose_peers(peers)(with_options) if peers else with_options)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.comparison.rows import Baseline, Row
+from benchmarks.comparison.rows import Baseline, Failure, Row
 from edge_agent.bench.report import Fingerprint
 from federated.errors import ConfigError, explain_os_errors
 from federated.runtime import atomic_files
@@ -43,6 +43,7 @@ class BenchmarkResult:
     load: load average of the last minute before the start
     taken: start time, ISO 8601 in UTC
     seconds: duration
+    failures: what could not be measured, or is wrong
     """
 
     name: str
@@ -53,6 +54,7 @@ class BenchmarkResult:
     load: float
     taken: str
     seconds: float
+    failures: tuple[Failure, ...] = ()
 
 
 def find_file(name: str) -> Path:
@@ -107,7 +109,8 @@ def format_result(result: BenchmarkResult) -> str:
     heads = ("", "ours", "peer", "limit", "ratio", "goal", "")
     table = [heads, *map(format_cells, result.rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join([describe_surroundings(result), *format_lines(table, widths)])
+    failed = (f"failed: {one.name}: {one.reason}" for one in result.failures)
+    return "\n".join([describe_surroundings(result), *format_lines(table, widths), *failed])
 
 
 def format_cells(row: Row) -> tuple[str, ...]:

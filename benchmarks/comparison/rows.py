@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-__all__ = ["AT_MOST", "Baseline", "Row", "compare", "compare_all", "compare_errors"]
+__all__ = ["AT_MOST", "Baseline", "Failure", "Row", "compare", "compare_all", "compare_errors"]
 
 AT_MOST = "at most"  # name of a limit that was decided on, not measured
 MOST_APART = 1.0  # percentage points of accuracy that count as equal
@@ -49,6 +49,14 @@ class Row:
     def baseline(self) -> Baseline | None:
         """What the ratio compares with."""
         return self.peer or self.limit
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Something that could not be measured, or whose result is wrong, and the reason."""
+
+    name: str
+    reason: str
 
 
 def compare(

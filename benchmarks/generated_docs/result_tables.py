@@ -68,6 +68,8 @@ def list_results() -> Iterator[str]:
         heads = ("", "ours", "peer", "limit", "ratio", "goal", "")
         yield from render_table(heads, map(format_cells, one.rows))
         yield ""
+        for failure in one.failures:
+            yield from (f"Failed: `{failure.name}`: {failure.reason}", "")
 
 
 def drop_measured(page: str) -> str:

@@ -5,6 +5,7 @@ and corrections.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -34,7 +35,7 @@ from federated.training.training_loop import batches, open_session, train_sessio
 from models.submodel import Submodel
 from models.submodel_building import build, example, statistics
 
-__all__ = ["Take", "Trial", "open_graph", "train_with_pytorch", "train_with_step"]
+__all__ = ["Outcome", "Trial", "open_graph", "train_with_pytorch", "train_with_step"]
 
 Take = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
@@ -68,11 +69,15 @@ class Trial:
 
     submodel, recipe: what to train
     dtype: numbers of PyTorch's training
+    layout: of the weights in memory, with PyTorch; that of the maps follows
+    threads: of PyTorch
     """
 
     submodel: Submodel
     recipe: Recipe
     dtype: torch.dtype = torch.float64
+    layout: torch.memory_format = torch.contiguous_format
+    threads: int = 1
 
     @property
     def slots(self) -> int:
@@ -84,13 +89,18 @@ class Trial:
         return make_step(self.submodel, self.recipe, self.slots)
 
     def draw_data(self) -> TrainingSet:
-        """Return random examples of the network's form, of every other class."""
+        """Return random examples of the network's form, of every other class. Inputs have the
+        moments that the network expects: others would make all places of a map alike, and a batch
+        norm of these magnifies rounding.
+        """
         random, network = np.random.default_rng(0), self.submodel.network
         n = 2 * self.recipe.batch - 1
         if not example(network, 1).dtype.is_floating_point:
             text = random.integers(0, network.outputs, (n, *network.inputs))
             return TrainingSet(text, np.roll(text, -1, 1), range(network.outputs))
-        x = random.random((n, *network.inputs), np.float32) * 3
+        channels = (-1, *[1] * (len(network.inputs) - 1))
+        mean, std = (np.reshape(one, channels) for one in (network.mean, network.std))
+        x = (mean + std * random.normal(size=(n, *network.inputs))).astype(np.float32)
         if network.objective == "value":
             y = random.normal(size=(n, network.outputs))
             return TrainingSet(
@@ -105,7 +115,8 @@ class Trial:
         with torch.no_grad():
             for value in net.parameters():
                 value.add_(torch.randn(value.shape, generator=random) / 20)
-        return net.to(self.dtype)
+        net.to(self.dtype).to(memory_format=self.layout)  # type: ignore[call-overload]
+        return net
 
     def open_session(self) -> Session:
         """Return a session with random variates."""
@@ -146,9 +157,20 @@ def train_with_pytorch(trial: Trial, function: GraphFunction) -> Outcome:
     """Train as a device with PyTorch does."""
     session, losses, hook = trial.open_session(), list[float](), trial.recipe.hook
     hooks = find_loaded_hooks(hook) if hook else None
-    with GivenDraws(list(chain(*trial.draw_masks(function)))):
+    with GivenDraws(list(chain(*trial.draw_masks(function)))), use_threads(trial.threads):
         train_session(session, hooks, on_step=lambda done, planned, loss: losses.append(loss))
     return Outcome(losses, dict(session.net.state_dict()))
+
+
+@contextmanager
+def use_threads(threads: int) -> Iterator[None]:
+    """Let PyTorch compute with this number of threads for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def train_with_step(trial: Trial, function: GraphFunction, take: Take) -> Outcome:

@@ -37,12 +37,14 @@ class Order:
     model: its name
     batch: examples per step, random ones
     graph: path of the graph of a step; empty: use PyTorch
+    start: when the process was started, on the monotonic clock, which all processes share
     """
 
     submodel: Submodel
     model: str
     batch: int
     graph: str = ""
+    start: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Taken:
     """Measurement of a step.
 
     seconds: of one step
-    ready: seconds from the start of the process's own code to the first step
+    ready: seconds from the start of the process to the first step
     peak: most resident bytes of the process
     """
 
@@ -62,10 +64,11 @@ class Taken:
 def ask(submodel: Submodel, model: str, batch: int, graph: str = "") -> Taken:
     """Return the cost of a step. CalledProcessError: the process dies."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    order = Order(submodel, model, batch, graph, time.monotonic())
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.training_graphs.step_process"],
         env=environment,
-        input=msgspec.json.encode(Order(submodel, model, batch, graph)),
+        input=msgspec.json.encode(order),
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -84,9 +87,8 @@ def find_median(several: Sequence[Taken]) -> Taken:
 def main() -> None:
     """Read an order, and print the measurement."""
     order = msgspec.json.decode(sys.stdin.readline(), type=Order)
-    start = time.perf_counter()
     step = load_graph(order) if order.graph else load_network(order)
-    ready = time.perf_counter() - start
+    ready = time.monotonic() - order.start
     seconds = time_calls(step)
     assert not order.graph or "torch" not in sys.modules, "a device without PyTorch could not"
     print(msgspec.json.encode(Taken(seconds, ready, read_memory()[1])).decode(), flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from benchmarks.__main__ import main
 from benchmarks.comparison import result as results
 from benchmarks.comparison.command import benchmark
 from benchmarks.comparison.result import BenchmarkResult, format_result, read_results, write_result
-from benchmarks.comparison.rows import Baseline, Row, compare, compare_all, compare_errors
+from benchmarks.comparison.rows import Baseline, Failure, Row, compare, compare_all, compare_errors
 from benchmarks.interleaved_timing import time_interleaved
 from edge_agent.bench.report import take_fingerprint
 from edge_agent.device.process_limits import Limits
@@ -108,6 +108,18 @@ def test_the_text_shows_rows_machine_and_versions() -> None:
     assert head.split() == ["ours", "peer", "limit", "ratio", "goal"]
     assert first.split()[2:] == ["200", "flwr", "400", "half", "99", "2.00x", "3x", "missed"]
     assert second.split()[2:] == ["200", "half", "99", "0.49x"]
+
+
+def test_a_failure_ends_with_an_exit_code_after_all_rows() -> None:
+    @benchmark("parts", "coordinator")
+    def parts(say: Say) -> Iterator[Row | Failure]:
+        yield Failure("first", "out of order")
+        yield compare("second (ms)", 2.0)
+
+    done = CliRunner().invoke(parts, [])
+    assert done.exit_code == 1
+    assert "second (ms)" in done.stdout
+    assert done.stdout.splitlines()[-1] == "failed: first: out of order"
 
 
 @pytest.fixture

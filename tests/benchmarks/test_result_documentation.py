@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.comparison import result as results
 from benchmarks.comparison.result import BenchmarkResult, write_result
-from benchmarks.comparison.rows import Baseline, compare, compare_all
+from benchmarks.comparison.rows import Baseline, Failure, compare, compare_all
 from benchmarks.generated_docs.command import replace_table
 from benchmarks.generated_docs.ratio_picture import draw_ratios, find_outdated_pictures
 from benchmarks.generated_docs.result_tables import drop_measured, list_results, list_summaries
@@ -52,6 +52,11 @@ def test_the_readme_stays_short_with_every_result(saved: BenchmarkResult) -> Non
     assert page.count("](docs/benchmarks.md#") == len(COMPARING)
     assert "benchmarks scale" not in page
     assert len(page.splitlines()) <= 150
+
+
+def test_failures_are_shown_with_their_reason(saved: BenchmarkResult) -> None:
+    write_result(replace(saved, failures=(Failure("100 agents", "out of memory"),)))
+    assert "Failed: `100 agents`: out of memory" in [*list_results()]
 
 
 @pytest.mark.usefixtures("none_saved")
