@@ -34,6 +34,7 @@ from federated.errors import (
     ProtocolMismatch,
     StoreError,
     WireError,
+    describe_os_error,
 )
 from federated.runtime.clock_jumps import JumpDetector
 from federated.runtime.console import Say, show_progress
@@ -205,7 +206,7 @@ def _prepare_spool(root: Path | None, stack: ExitStack, say: Say) -> Path:
         tempfile.TemporaryFile(dir=base).close()
     except (OSError, StoreError) as error:
         if root is not None:
-            reason = error.strerror if isinstance(error, OSError) else error
+            reason = describe_os_error(error) if isinstance(error, OSError) else error
             raise StoreError(f"--spool {root}: cannot use this folder: {reason}") from error
         say(f"this agent cannot resume after a restart: {error}; set a folder with --spool")
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-")))

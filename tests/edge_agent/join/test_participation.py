@@ -186,7 +186,7 @@ def test_a_run_with_another_protocol_version_is_reported() -> None:
     ("broker", "spool", "problem", "words"),
     [
         ("127.0.0.1:9", "new", LinkError, "127.0.0.1:9"),
-        ("127.0.0.1:9", "file", StoreError, "--spool .*file: cannot use this folder"),
+        ("127.0.0.1:9", "file", StoreError, "--spool .*file: .*a file is in place"),
     ],
 )
 def test_the_broker_and_the_spool_are_checked_before_the_data(
