@@ -31,7 +31,7 @@ export function Runs({ runs, compared }: { runs: RunRow[]; compared: string[] })
               <tr>
                 {["compare", "run", "state", "method", "model", "data", "rounds", "accuracy", "worst submodel", "last written"].map(
                   (title) => (
-                    <th scope="col" key={title}>
+                    <th scope="col" key={title} class={/accuracy|worst/.test(title) ? "number" : undefined}>
                       {title}
                     </th>
                   ),
