@@ -132,7 +132,7 @@ export function Assignment(props: {
   const { label, names, rows, rounds } = props;
   const { ref, width } = useWidth();
   const left = width < 500 ? 92 : 130;
-  const step = Math.max(8, Math.min(28, (width - left - 8) / Math.max(rounds.length, 1)));
+  const step = Math.max(18, Math.min(28, (width - left - 8) / Math.max(rounds.length, 1)));
   const shown = rounds.slice(-Math.floor((width - left - 8) / step));
   const height = rows.length * 20 + 24;
   return (
@@ -152,11 +152,9 @@ export function Assignment(props: {
               return (
                 <g key={round} class={`cell c${Math.max(index, 0) % COLOURS}`}>
                   <rect x={x} y={y} width={step - 2} height={17} />
-                  {step >= 18 && (
-                    <text x={x + (step - 2) / 2} y={y + 13} text-anchor="middle">
-                      {index + 1}
-                    </text>
-                  )}
+                  <text x={x + (step - 2) / 2} y={y + 13} text-anchor="middle">
+                    {index + 1}
+                  </text>
                   {!cell.folded && (
                     <path d={`M${x} ${y} l${step - 2} 17 m0 -17 l${2 - step} 17`} />
                   )}

@@ -102,7 +102,7 @@ function AgentTable({ agents, status }: { agents: Agent[]; status: Status }) {
       profile ? profile.board.model || profile.board.kind : "–",
       member?.condition.power || profile?.board.power || "–",
       member ? describeHeat(member.condition) : "–",
-      profile ? profile.cpus : null,
+      profile ? Number(profile.cpus.toFixed(2)) : null,
       profile ? bytes(profile.memory) : "–",
       profile?.uplink ? `${bytes(profile.uplink)}/s` : "–",
       profile ? profile.examples : null,
