@@ -192,6 +192,11 @@ function Run({ run, view, lost }: { run: string; view: View; lost: () => void })
       }),
     [run],
   );
+  const shown = status !== null && !status.error;
+  useEffect(() => {
+    // on a phone, the links to the views need more room than there is
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }, [view, shown]);
   if (!status) return <p class="quiet">{away ? "The server does not answer; trying again…" : "Loading…"}</p>;
   if (status.error) return <p role="alert" class="alert">{status.error}</p>;
   return (
