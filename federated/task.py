@@ -73,7 +73,9 @@ class Recipe:
     steps: maximum number of optimiser steps; 0: all steps of the epochs.
     batch: examples per step; the last step of an epoch may have fewer.
     optimiser: "sgd", "adam" or "adamw"; only SGD uses momentum.
-    lr: learning rate. The optimiser's state is reset each round.
+    keep_optimiser: the device keeps the state of its optimiser (momentum, or the moments of Adam)
+        between rounds, for every coordinate that it ever trained; otherwise each round resets it.
+    lr: learning rate.
     momentum: of SGD.
     decay: weight decay of the optimiser.
     clip: largest L2 norm of the whole gradient; 0: no clipping.
@@ -108,6 +110,7 @@ class Recipe:
     steps: int = 0
     batch: int = 32
     optimiser: Optimiser = "sgd"
+    keep_optimiser: bool = False
     lr: float = 0.05
     momentum: float = 0.9
     decay: float = 0.0

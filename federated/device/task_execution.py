@@ -29,7 +29,7 @@ from federated.trainer_capabilities import (
 )
 from federated.training import state_between_rounds
 from federated.training.score_sums import Tallies
-from federated.training.state_between_rounds import variate_name
+from federated.training.state_between_rounds import list_state_names, variate_name
 from federated.training.training_inputs import (
     UNWATCHED,
     Array,
@@ -64,7 +64,7 @@ def carry_out(
             {one.kind: weights.with_name(f"{one.digest}{GRAPH}") for one in task.graphs}
         )
     kept = result.parent / state_between_rounds.FOLDER
-    known = state_between_rounds.read(kept, task.since, _list_variates(task, trainer))
+    known = state_between_rounds.read(kept, task.since, _list_corners(task, trainer))
     received = blobs.decode(weights.read_bytes())[1]
     update, memory = perform(trainer, task, received, data, known, execution)
     if memory:
@@ -193,16 +193,19 @@ def _check_recipe(trainer: Trainer, task: Task) -> None:
         )
 
 
-def _list_variates(task: Task, trainer: Trainer) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the variates that a task needs from the device's memory, by their names
-    there.
+def _list_corners(task: Task, trainer: Trainer) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the variates and the optimiser's state that a task needs from the
+    device's memory, by their names there.
     """
-    if task.work != "train" or not task.recipe.variate:
-        return {}
-    return {
-        variate_name(task.recipe, task.submodel, name): shape
-        for name, shape in trainer.shapes(task.submodel).parameters.items()
-    }
+    recipe, found = task.recipe, dict[str, tuple[int, ...]]()
+    if task.work != "train" or not (recipe.variate or recipe.keep_optimiser):
+        return found
+    for name, shape in trainer.shapes(task.submodel).parameters.items():
+        if recipe.variate:
+            found[variate_name(recipe, task.submodel, name)] = shape
+        if recipe.keep_optimiser:
+            found |= dict.fromkeys(list_state_names(recipe, name).values(), shape)
+    return found
 
 
 def _list_required_tensors(task: Task, shapes: Shapes) -> TensorShapes:

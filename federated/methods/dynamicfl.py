@@ -189,7 +189,8 @@ def dynamicfl() -> Method:
         ),
         "rank": Setting(8, "rank of low-rank branches", least=1),
     }
-    settings = vary(plain.settings, sharing=None, **own)
+    # branches change between rounds
+    settings = vary(plain.settings, sharing=None, keep_optimiser=None, **own)
     return replace(
         plain,
         name="dynamicfl",

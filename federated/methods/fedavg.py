@@ -77,8 +77,11 @@ SETTINGS: Mapping[str, Setting] = {
     "batch": Setting(Recipe.batch, "examples per step", least=1),
     "optimiser": Setting(
         Recipe.optimiser,
-        "optimiser on the device, without state from earlier rounds",
+        "optimiser on the device",
         get_args(Optimiser),
+    ),
+    "keep_optimiser": Setting(
+        Recipe.keep_optimiser, "keep the optimiser's state on the device between rounds"
     ),
     "lr": Setting(Recipe.lr, "learning rate", above=0),
     "lr_decay": Setting(1.0, "factor by which the learning rate changes after each round", above=0),

@@ -113,7 +113,8 @@ def fedrolex() -> Method:
         summary="HeteroFL with a window of channels that moves by one each round, so that all "
         "weights are trained evenly",
         paper="Alam et al., FedRolex, NeurIPS 2022 (arXiv 2212.01548)",
-        settings=vary(base.settings, direction=direction),
+        # the kept state is of leading channels, not of windows
+        settings=vary(base.settings, direction=direction, keep_optimiser=None),
         place=place,
         inactive=inactive,
     )

@@ -150,11 +150,12 @@ class CapturedSteps:
 
 
 def can_capture(step: TrainingStep) -> bool:
-    """Return True if the step is the same computation each time. A user's network may decide in
-    Python what to compute.
+    """Return True if the step is the same computation each time, with an optimiser that begins
+    without state. A user's network may decide in Python what to compute.
     """
-    family = step.session.submodel.network.family
-    return step.session.device.type == "cuda" and step.hooks.repeats and family in FAMILIES
+    if step.session.recipe.keep_optimiser or step.session.device.type != "cuda":
+        return False
+    return step.hooks.repeats and step.session.submodel.network.family in FAMILIES
 
 
 def make_key(step: TrainingStep) -> tuple[object, ...]:

@@ -6,7 +6,8 @@ coordinator accepted from this device, and training starts from that round's fil
 was lost, rejected or late therefore leaves a file that no task names: a repeated round starts from
 the same memory as the first attempt, even if either side was restarted in between.
 
-Names that start with `c/` belong to tensors of the model (c/NAME). Their file holds the union of
+Names that start with `c/` belong to tensors of the model (c/NAME, or c/KIND/NAME for the state of
+the optimiser). Their file holds the union of
 all parts of the tensor that the device ever trained: a round replaces the part that its submodel
 covers and leaves all other entries and layers unchanged; new entries start at 0. The union can be
 larger than the submodel, so it is never loaded as a whole, nor memory-mapped (mapped pages count as
@@ -36,7 +37,7 @@ from federated.task import Recipe
 from federated.wire import tensors
 from models.submodel import Submodel
 
-__all__ = ["FOLDER", "PREFIX", "prune", "read", "variate_name", "write"]
+__all__ = ["FOLDER", "PREFIX", "list_state_names", "prune", "read", "variate_name", "write"]
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,15 @@ BLOCK = 1 << 20  # bytes of a tensor copied at once; at least one row
 def variate_name(recipe: Recipe, submodel: Submodel, name: str) -> str:
     """Return the name of a parameter's c_i in the device's memory."""
     return f"{PREFIX}{name}@{submodel.plain.name}" if recipe.apart else PREFIX + name
+
+
+def list_state_names(recipe: Recipe, name: str) -> dict[str, str]:
+    """Return the names of a parameter's optimiser state in the device's memory, by PyTorch's names
+    of its tensors.
+    """
+    adam = recipe.optimiser != "sgd"
+    kinds = ("exp_avg", "exp_avg_sq") if adam else ("momentum_buffer",) if recipe.momentum else ()
+    return {kind: f"{PREFIX}{kind}/{name}" for kind in kinds}
 
 
 def read(

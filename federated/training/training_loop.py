@@ -105,6 +105,7 @@ def train_session(
         replayed.store(session)
     else:
         loss = run_passes(session, step.take, on_step, stop)
+    step.store_state()
     step.correction.close(session)
     if hooks.close is not None:
         hooks.close(session)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from federated.task import Optimiser, Recipe
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
+from federated.training.state_between_rounds import list_state_names
 from federated.training.step_corrections import Correction
 from models.layers.early_exits import run_exits
 
@@ -22,6 +23,7 @@ OPTIMISERS: Mapping[Optimiser, type[torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
 }
+STEPS = "optimiser/steps"  # in a device's memory: Adam's number of steps, [1]
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,39 @@ class TrainingStep:
 
     @classmethod
     def create(cls, session: Session, hooks: Hooks, correction: Correction) -> TrainingStep:
-        """Return the step of a training, with an optimiser without state."""
-        return cls(session, hooks, correction, make_optimiser(session))
+        """Return the step of a training. Its optimiser has the state that the device kept, if the
+        recipe says so, or none.
+        """
+        made = cls(session, hooks, correction, make_optimiser(session))
+        steps = session.memory.get(STEPS)
+        for parameter, names in made.list_kept():
+            known = {
+                kind: session.memory[name] for kind, name in names.items() if name in session.memory
+            }
+            if known.keys() == names.keys() != set():
+                count = {} if steps is None else {"step": steps[0].clone()}
+                made.optimiser.state[parameter] = {**known, **count}
+        return made
+
+    def list_kept(self) -> Iterator[tuple[nn.Parameter, Mapping[str, str]]]:
+        """Yield each parameter whose optimiser state the device keeps, and the names in its memory
+        of the state's tensors.
+        """
+        recipe = self.session.recipe
+        trained = set(map(id, self.session.parameters)) if recipe.keep_optimiser else set()
+        for name, parameter in self.session.net.named_parameters():
+            if id(parameter) in trained:
+                yield parameter, list_state_names(recipe, name)
+
+    def store_state(self) -> None:
+        """Store the optimiser's state in the device's memory, if the recipe says so."""
+        for parameter, names in self.list_kept():
+            state = self.optimiser.state.get(parameter, {})
+            for kind, name in names.items():
+                if state.get(kind) is not None:
+                    self.session.memory[name] = state[kind]
+            if "step" in state:
+                self.session.memory[STEPS] = state["step"].reshape(1)
 
     def take(self, x: Tensor, truth: Tensor) -> Tensor:
         """Train on a prepared batch. Return its loss."""

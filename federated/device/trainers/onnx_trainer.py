@@ -32,13 +32,14 @@ OPEN = 3  # graphs in memory: those of one submodel
 
 
 class OnnxTrainer:
-    """A trainer that supports every recipe without hooks, random changes to images, and tensors
-    that stay on the device: those begin with the network's own initial values. device: "cpu".
+    """A trainer that supports every recipe without hooks, random changes to images, an optimiser's
+    state between rounds, and tensors that stay on the device: those begin with the network's own
+    initial values. device: "cpu".
 
     Raises ConfigError for another device.
     """
 
-    capabilities = frozenset({GRAPHS, *CAPABILITIES} - {"augment", "keep"})
+    capabilities = frozenset({GRAPHS, *CAPABILITIES} - {"augment", "keep", "keep_optimiser"})
     accelerator = None
 
     def __init__(self, device: str) -> None:

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from federated.device.task_execution import take_portion
 from federated.errors import Refused
+from federated.training import state_between_rounds
 from federated.training.evaluation_passes import calibrate, evaluate
 from federated.training.training_inputs import Execution, Stopped, TrainingSet
 from models.named_network import network
@@ -73,6 +74,50 @@ def test_an_update_counts_the_examples_of_its_portion():
     )
     assert (half.samples, half.steps) == (same.samples, same.steps) == (12, 4)
     assert all(np.array_equal(half.tensors[name], same.tensors[name]) for name in same.tensors)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam", "adamw"])
+def test_a_device_that_keeps_its_optimiser_continues_where_it_stopped(optimiser):
+    """Two rounds of two whole batches are one of four; without the state they are not."""
+    received, data = parameters(SMALL), examples()
+    given = {"batch": 24, "optimiser": optimiser, "lr": 0.01, "momentum": 0.9}
+    once = perform_task(task(**given, epochs=4), received, data)
+    first, kept = perform(task(**given, keep_optimiser=True), received, data)
+    second, _ = perform(task(**given, keep_optimiser=True), first.tensors, data, kept)
+    reset = perform_task(task(**given), first.tensors, data)
+    for name, value in once.tensors.items():
+        np.testing.assert_allclose(second.tensors[name], value, rtol=1e-3, atol=1e-5)
+    assert any(not np.allclose(reset.tensors[n], v, atol=1e-4) for n, v in once.tensors.items())
+
+
+def test_a_device_without_momentum_has_no_optimiser_state_to_keep():
+    _, kept = perform(task(keep_optimiser=True, momentum=0.0), parameters(SMALL), examples())
+    assert not kept
+
+
+def test_the_optimisers_state_of_other_submodels_stays(tmp_path):
+    """The whole network trains first, then half of it: the other half of its momentum stays."""
+    whole, data = full(NET), examples()
+    given = {"keep_optimiser": True, "momentum": 0.9}
+    for number, submodel in enumerate((whole, SMALL), 1):
+        shapes_of = {
+            name: shape
+            for parameter, shape in shapes(submodel).items()
+            for name, shape in ((f"c/momentum_buffer/{parameter}", shape),)
+        }
+        known = state_between_rounds.read(tmp_path, number - 1, shapes_of)
+        assert known.keys() == (set(shapes_of) if number > 1 else set())
+        one = task(submodel=submodel, **given)
+        _, kept = perform(one, parameters(submodel), data, known)
+        state_between_rounds.write(tmp_path, number, kept, since=number - 1)
+    name = "c/momentum_buffer/stem.weight"
+    before, after = (
+        state_between_rounds.read(tmp_path, number, {name: shapes(whole)["stem.weight"]})[name]
+        for number in (1, 2)
+    )
+    half = shapes(SMALL)["stem.weight"][0]
+    np.testing.assert_array_equal(before[half:], after[half:])
+    assert (before[:half] != after[:half]).any()
 
 
 def test_a_training_update():
