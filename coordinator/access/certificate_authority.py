@@ -24,6 +24,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from coordinator.access.certificate_files import (
@@ -106,6 +107,11 @@ class Authority:
     def fingerprint(self) -> bytes:
         """SHA-256 of the authority's certificate."""
         return self._root.certificate.fingerprint(hashes.SHA256())
+
+    def derive(self, purpose: bytes, size: int) -> bytes:
+        """Return bytes that only this authority can compute, always the same for a purpose."""
+        number = self._root.key.private_numbers().private_value.to_bytes(32, "big")
+        return HKDF(hashes.SHA256(), size, salt=None, info=b"espalier " + purpose).derive(number)
 
     @property
     def tls_files(self) -> TlsFiles:

@@ -19,6 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from coordinator.phones import mqtt_packets as packets
 from coordinator.phones.phone_enrolment import Phone, PhoneEnrolment
 from federated.errors import EspalierError, LinkError, Malformed, Refused
+from federated.runtime.web_server import IDENTIFY
 from federated.wire import tls
 from federated.wire.mqtt_address import MqttAddress
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT = 10.0  # seconds for a client's CONNECT
 CHECKING = 4  # passwords checked, and connections to the broker opened, at a time
 PIECE = 64 << 10  # bytes read from the broker at a time
+PER_PHONE = 4  # connections of a phone at a time; a further one replaces the oldest
 WATCH = 1.0  # seconds between two looks whether the phone was revoked
 # close codes of WebSockets (RFC 6455, section 7.4.1, and IANA's registry)
 GOING_AWAY, POLICY, TOO_BIG, TRY_AGAIN = 1001, 1008, 1009, 1013
@@ -103,6 +105,7 @@ class Pipes:
             while not (found := list(reader.read(await receive(socket)))):
                 pass
         connect, phone = await self._admit(socket, found[0])
+        socket.scope[IDENTIFY](f"phone {phone.name}", PER_PHONE)
         try:
             broker, sender = await self._dial(phone)
         except (OSError, LinkError) as error:

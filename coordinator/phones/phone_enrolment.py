@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -27,9 +27,14 @@ from federated.system.file_names import make_file_name
 from federated.wire import topics
 from federated.wire.enrolment_token import parse_token
 
-__all__ = ["Phone", "PhoneEnrolment"]
+__all__ = ["NONCE", "Phone", "PhoneEnrolment"]
 
 FOLDER = "phones"
+NONCE = 32  # bytes
+# while the first answer may be repeated; from the start of the certificate, some minutes before it
+REPEATABLE = timedelta(hours=1)
+# of the group of the curve P-256 (FIPS 186-5, SP 800-186)
+ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 AGAIN = "ask the operator of the coordinator for a new code (coordinator enroll NAME --phone)"
 
 
@@ -58,15 +63,21 @@ class PhoneEnrolment:
         with explain_os_errors(StoreError, f"cannot create the folder {self._folder}"):
             self._folder.mkdir(mode=0o700, exist_ok=True)
 
-    def enrol(self, text: str) -> tuple[str, str]:
-        """Enrol a phone with a token, which works once. Return its name and password. Raises
-        UsageError for a text that is no token, Refused for one that is not valid.
+    def enrol(self, text: str, nonce: bytes, now: datetime | None = None) -> tuple[str, str]:
+        """Enrol a phone with a token, which works once. Return its name and password, and again for
+        the same token and nonce for a while, because the answer may have been lost.
+
+        nonce: drawn by the phone. Raises UsageError for a text that is no token, Refused for one
+        that is not valid.
         """
         token = parse_token(text, hide=False)
         if not hmac.compare_digest(token.fingerprint, self._authority.fingerprint):
             raise Refused("this code is of another coordinator")
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._authority.enrol(token.secret, sign_request(token.name, key))
+        key = self._make_key(token.secret, nonce)
+        pem = self._authority.enrol(token.secret, sign_request(token.name, key))
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        if (now or datetime.now(UTC)) - certificate.not_valid_before_utc > REPEATABLE:
+            raise Refused("this code was already used; " + AGAIN)
         self._write(token.name, certificate, key)
         return token.name, derive_password(key)
 
@@ -89,15 +100,25 @@ class PhoneEnrolment:
             shown = pair.certificate.public_bytes(serialization.Encoding.DER)
             # the same key, so that the password stays valid
             renewed = self._authority.renew(shown, sign_request(name, pair.key))
-            pair = self._write(name, renewed, pair.key)
+            certificate = x509.load_pem_x509_certificate(renewed.encode())
+            pair = self._write(name, certificate, pair.key)
         return Phone(name, path, f"{pair.certificate.serial_number:x}")
 
     def list_revoked(self) -> frozenset[str]:
         """Return the serial numbers of revoked certificates."""
         return frozenset(serial for serial, _ in self._authority.registry.list_revocations())
 
-    def _write(self, name: str, certificate: str, key: ec.EllipticCurvePrivateKey) -> Pair:
-        pair = Pair(x509.load_pem_x509_certificate(certificate.encode()), key)
+    def _make_key(self, secret: bytes, nonce: bytes) -> ec.EllipticCurvePrivateKey:
+        """Return a key that only this authority can compute, always the same for a token and nonce
+        (FIPS 186-5, A.2.1).
+        """
+        drawn = self._authority.derive(b"phone" + secret + nonce, 48)
+        return ec.derive_private_key(int.from_bytes(drawn, "big") % (ORDER - 1) + 1, ec.SECP256R1())
+
+    def _write(
+        self, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
+    ) -> Pair:
+        pair = Pair(certificate, key)
         with explain_os_errors(StoreError, f"cannot write the key of '{name}'"):
             write_pair(self._locate(name), pair)
         return pair

@@ -15,6 +15,7 @@ import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import anyio
 import msgspec
@@ -29,7 +30,7 @@ from starlette.websockets import WebSocket
 
 from coordinator.phones.defaults import PAGE
 from coordinator.phones.mqtt_pipe import Pipes
-from coordinator.phones.phone_enrolment import PhoneEnrolment
+from coordinator.phones.phone_enrolment import NONCE, PhoneEnrolment
 from coordinator.phones.practice_data import encode_digits
 from federated.errors import DataError, EspalierError, Refused, UsageError
 from federated.runtime.connection_limits import RateLimiter
@@ -43,7 +44,9 @@ MAX_BODY, MAX_BODIES, BODY_TIMEOUT = 4096, 1 << 20, 10.0
 ENROLMENTS = 2  # at a time; each makes a key and signs a certificate
 READERS = 2  # of the digits at a time
 JOINS = 1.0  # attempts to join per address and second; further ones are answered with 429
-CONNECTIONS, PER_ADDRESS = 256, 128  # a proxy is one address
+# connections at a time. Those of phones with a password count for the phone, no longer for their
+# address, which may be a proxy's.
+CONNECTIONS, PER_ADDRESS = 2048, 128
 COMPRESSED = (("br", ".br"), ("gzip", ".gz"))  # encodings and their files, the smallest first
 BINARY = "application/octet-stream"
 ASSETS = "assets/"  # files whose names contain their hash
@@ -80,9 +83,11 @@ class Joining(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of a request to join.
 
     token: as `coordinator enroll` prints it.
+    nonce: random bytes, hexadecimal. The same ones get the same answer, in case it was lost.
     """
 
     token: str
+    nonce: Annotated[str, msgspec.Meta(pattern=rf"^[0-9a-f]{{{2 * NONCE}}}\Z")]
 
 
 class PhoneServer(WebServer):
@@ -147,7 +152,7 @@ def make_application(site: PhoneSite, enrolment: PhoneEnrolment, pipes: Pipes) -
         if rate.wait(request.client and request.client.host, time.monotonic()):
             raise HTTPException(429, "too many attempts to join; try again in some seconds")
         name, password = await anyio.to_thread.run_sync(
-            enrolment.enrol, asked.token, limiter=enrolling
+            enrolment.enrol, asked.token, bytes.fromhex(asked.nonce), limiter=enrolling
         )
         return answer({"name": name, "password": password, "run": site.run})
 

@@ -91,7 +91,7 @@ class Connection:
     """An accepted connection.
 
     socket: of the server's side.
-    address: of the client, see `find_client`.
+    address: of the client, see `find_client`; or its name, see `Acceptor.identify`.
     opened: when it was accepted, on the event loop's clock.
     since: when it became idle.
     busy: a request is being read or answered.
@@ -164,6 +164,21 @@ class Acceptor:
         if connection in self._open:
             del self._open[connection]
             self._open[connection] = None
+
+    def identify(self, connection: Connection, client: str, most: int) -> None:
+        """Count a connection for a client that has proved who it is, no longer for its address.
+        Close the client's oldest connections beyond `most`.
+        """
+        if connection not in self._open:
+            return
+        self.forget(connection)
+        connection.address = client
+        self._open[connection] = None
+        self._crowds[client] += 1
+        own = [one for one in self._open if one.address == client]
+        for one in own[:-most]:
+            self._refused += 1
+            self._evict(one)
 
     def forget(self, connection: Connection) -> None:
         """Record that a connection is closed."""

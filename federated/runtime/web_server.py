@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -37,9 +38,10 @@ from federated.runtime.connection_limits import (
 )
 from federated.system.c_library import find_function
 
-__all__ = ["CERTIFICATE", "BodyReader", "Limits", "WebServer"]
+__all__ = ["CERTIFICATE", "IDENTIFY", "BodyReader", "Limits", "WebServer"]
 
 CERTIFICATE = "espalier.certificate"  # in a request's scope: the client's (DER), or None
+IDENTIFY = "espalier.identify"  # in a request's scope: function, see `Acceptor.identify`
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGE = 1 << 20  # bytes: memory of this size is returned to the system when it is free
 TRIMMING = 1.0  # seconds between two returns of small blocks while bodies arrive
@@ -198,6 +200,7 @@ class Protocol(H11Protocol):
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
             scope[CERTIFICATE] = certificate
+            scope[IDENTIFY] = partial(self._acceptor.identify, self._connection)
             body = scope["type"] == "http" and any(name in BODY for name, _ in scope["headers"])
             unread = body and not self._secure
 

@@ -7,11 +7,13 @@ import contextlib
 import http.client
 import json
 import os
+import secrets
 import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,14 @@ from coordinator.access.broker_setup import open_broker_access
 from coordinator.access.certificate_authority import Authority
 from coordinator.access.configured_authority import open_authority
 from coordinator.broker import local_broker as brokers
-from coordinator.phones import mqtt_pipe
+from coordinator.phones import mqtt_pipe, phone_server
 from coordinator.phones.mqtt_packets import Connect as ConnectFields
 from coordinator.phones.mqtt_packets import format_connect, pack_length, pack_text
-from coordinator.phones.mqtt_pipe import Pipes, Upstream
-from coordinator.phones.phone_enrolment import PhoneEnrolment
+from coordinator.phones.mqtt_pipe import PER_PHONE, Pipes, Upstream
+from coordinator.phones.phone_enrolment import NONCE, PhoneEnrolment
 from coordinator.phones.phone_server import HEADERS, PhoneServer, PhoneSite
 from coordinator.settings.service_tables import Broker
-from federated.errors import UsageError
+from federated.errors import Refused, UsageError
 from federated.runtime.connection_limits import listen
 from federated.runtime.logs import redact
 from federated.wire import topics
@@ -78,10 +80,11 @@ class Door:
     def invite(self, name: str, valid: float = 60) -> str:
         return str(self.authority.invite(name, "localhost", 8884, valid))
 
-    def join(self, token: str) -> tuple[int, Any]:
+    def join(self, token: str, nonce: str = "") -> tuple[int, Any]:
+        """Send a request to join; without a nonce, as a new phone."""
         time.sleep(max(0.0, self.joined + 1.0 - time.monotonic()))  # the server's limit
         self.joined = time.monotonic()
-        return self.call("POST", "/phone/join", json.dumps({"token": token}).encode())[:2]
+        return self.call("POST", "/phone/join", make_request(token, nonce))[:2]
 
     def enrol(self, name: str) -> str:
         """Enrol a phone, and return its password."""
@@ -98,6 +101,10 @@ class Door:
         with connect(f"ws://127.0.0.1:{self.port}/mqtt", subprotocols=["mqtt"]) as link:  # type: ignore[list-item]
             link.send(format_connect(ConnectFields(2, 60, b"", "", "", ""), "x", name, password))
             yield link
+
+
+def make_request(token: str, nonce: str = "") -> bytes:
+    return json.dumps({"token": token, "nonce": nonce or secrets.token_hex(NONCE)}).encode()
 
 
 @contextlib.contextmanager
@@ -222,6 +229,51 @@ def test_a_token_works_once_and_only_in_time(alone: Door) -> None:
     assert "unknown token" in check_refused(alone.join(withdrawn))
 
 
+def test_a_lost_answer_is_repeated_to_the_same_phone_only(alone: Door) -> None:
+    """Also if the first phone's password was used already."""
+    token, nonce = alone.invite("ann"), secrets.token_hex(NONCE)
+    first = alone.join(token, nonce)
+    assert first[0] == 200
+    assert alone.join(token, nonce) == first
+    phone = alone.enrolment.admit("ann", first[1]["password"])
+    assert "already used" in check_refused(alone.join(token))  # another browser
+    assert "already used" in check_refused(alone.join(token, nonce[:-1] + flip(nonce)))
+    other = alone.join(alone.invite("bob"), nonce)
+    assert other[1]["password"] != first[1]["password"]
+    assert alone.enrolment.admit("ann", first[1]["password"]) == phone
+
+
+def flip(nonce: str) -> str:
+    """Return another last digit."""
+    return "0" if nonce[-1] != "0" else "1"
+
+
+def test_an_answer_is_repeated_for_a_while_only(alone: Door) -> None:
+    token, nonce = alone.invite("ann"), secrets.token_bytes(NONCE)
+    first, now = alone.enrolment.enrol(token, nonce), datetime.now(UTC)
+    assert alone.enrolment.enrol(token, nonce, now + timedelta(minutes=30)) == first
+    with pytest.raises(Refused, match="already used"):
+        alone.enrolment.enrol(token, nonce, now + timedelta(minutes=70))
+
+
+def test_a_revoked_phone_gets_no_answer_again(alone: Door) -> None:
+    token, nonce = alone.invite("ann"), secrets.token_hex(NONCE)
+    assert alone.join(token, nonce)[0] == 200
+    alone.authority.revoke("ann")
+    assert "revoked" in check_refused(alone.join(token, nonce))
+
+
+def test_another_authority_derives_another_password(tmp_path: Path) -> None:
+    """So nobody computes a phone's password from its token and nonce alone."""
+    with (
+        contextlib.closing(Authority(tmp_path / "one")) as one,
+        contextlib.closing(Authority(tmp_path / "other")) as other,
+    ):
+        assert one.derive(b"phone", 48) == one.derive(b"phone", 48)
+        assert one.derive(b"phone", 48) != other.derive(b"phone", 48)
+        assert one.derive(b"phone", 48) != one.derive(b"phones", 48)
+
+
 def check_refused(found: tuple[int, Any]) -> str:
     assert found[0] == 403
     return str(found[1]["error"])
@@ -233,7 +285,9 @@ def check_refused(found: tuple[int, Any]) -> str:
         (b"{}", 400),
         (b"not json", 400),
         (b'{"token": "ann@h:1/1-aa-bb-cc"}', 400),
-        (b'{"token": 7}', 400),
+        (b'{"token": 7, "nonce": "' + b"0" * 64 + b'"}', 400),
+        (b'{"token": "ann@h:1/1-aa-bb-cc", "nonce": "00"}', 400),
+        (b'{"token": "ann@h:1/1-aa-bb-cc", "nonce": "' + b"0" * 64 + b'"}', 400),
         (b'{"token": "' + b"a" * 5000 + b'"}', 413),
     ],
 )
@@ -245,7 +299,7 @@ def test_a_request_without_a_token_is_refused(alone: Door, body: bytes, status: 
 
 def test_tokens_of_strangers_do_not_fill_the_memory(alone: Door) -> None:
     with pytest.raises(UsageError, match="token"):
-        alone.enrolment.enrol("a@b:1/1-zqxjzqxjzqxj-aaaa-bbbb")
+        alone.enrolment.enrol("a@b:1/1-zqxjzqxjzqxj-aaaa-bbbb", bytes(NONCE))
     assert "zqxjzqxjzqxj" in redact("a log line with zqxjzqxjzqxj")
 
 
@@ -264,15 +318,44 @@ def test_a_token_of_another_coordinator_is_refused(alone: Door, tmp_path: Path) 
 
 def test_attempts_to_join_are_limited(alone: Door) -> None:
     token = alone.invite("ann")
-    asked = json.dumps({"token": token}).encode()
+    asked = make_request(token)
     found = [alone.call("POST", "/phone/join", asked)[0] for _ in range(6)]
     assert found[0] == 200
     assert 429 in found
 
 
+def test_phones_behind_one_address_do_not_use_up_its_connections(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address may have two connections at a time. Phones with a password count for themselves,
+    and a flood of strangers at their address closes none of them.
+    """
+    monkeypatch.setattr(phone_server, "PER_ADDRESS", 2)
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(brokers.start("127.0.0.1", 0, "embedded", tmp_path / "broker"))
+        door = stack.enter_context(opened(tmp_path, authority, broker.url, tls=False))
+        links = [stack.enter_context(door.open(f"p{at}", door.enrol(f"p{at}"))) for at in range(4)]
+        assert [link.recv(30) for link in links] == [ACCEPTED] * 4
+        for _ in range(30):
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", door.port), 30))
+            with contextlib.suppress(OSError):
+                stranger.sendall(b"GET /phone/ HTTP/1.1\r\n")
+        for link in links:
+            link.send(b"\xc0\x00")  # PINGREQ
+            assert link.recv(30) == b"\xd0\x00"
+
+
+def test_a_phone_has_a_few_connections_at_most(door: Door) -> None:
+    password = door.enrol("ann")
+    with contextlib.ExitStack() as stack:
+        links = [stack.enter_context(door.open("ann", password)) for _ in range(PER_PHONE + 1)]
+        assert links[-1].recv(30) == ACCEPTED
+        assert read_end(links[0])[0] in {1006, 1013}
+
+
 def test_pages_of_other_sites_are_refused(alone: Door) -> None:
     foreign = {"Origin": "http://evil.example"}
-    asked = json.dumps({"token": alone.invite("ann")}).encode()
+    asked = make_request(alone.invite("ann"))
     assert alone.call("POST", "/phone/join", asked, foreign)[0] == 403
     site = {"Sec-Fetch-Site": "cross-site"}
     assert alone.call("POST", "/phone/join", asked, site)[0] == 403

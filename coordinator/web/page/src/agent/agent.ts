@@ -2,9 +2,11 @@
 import { Downloads } from "./downloads";
 import { decode, encode } from "./envelope";
 import { type Door, type Link, openLink } from "./link";
-import { type Body, type Card, type DataCard, heartbeatInterval, type Message, type Task } from "./messages";
+import type { Body, Card, DataCard, Message, Task } from "./messages";
+import { explainMisfit } from "./misfit";
 import { Namesake } from "./namesake";
 import { identify, makeOffer, Outbox } from "./outbox";
+import { describeStatus, type Reporter, Reports } from "./reports";
 import { holdOn, type Store } from "./store";
 import { now, type Office, Tasks, type Trainer } from "./tasks";
 import { Topics } from "./topics";
@@ -33,34 +35,37 @@ export interface Equipment {
 
 export class Agent implements Office {
   view: View = EMPTY;
-  private readonly session = crypto.getRandomValues(new Uint32Array(4)).join("-");
   readonly topics: Topics;
   readonly store: Store;
   private readonly link: Link;
   readonly downloads: Downloads;
   readonly outbox: Outbox;
-  private readonly namesake = new Namesake(this.session);
+  private readonly reports: Reports;
+  private readonly namesake: Namesake;
   private readonly timer: ReturnType<typeof setInterval>;
   private readonly tasks = new Tasks(this);
   private uplink: Uplink | null = null;
   private measuring = false;
   private announced = false;
   private epoch = 0;
-  private beat = { at: Number.NEGATIVE_INFINITY, activity: "" };
   private repeat = { at: Number.NEGATIVE_INFINITY, pause: 0 };
 
   constructor(private readonly equipment: Equipment) {
-    const { door, run } = equipment;
+    const { door, run, device, data, capabilities } = equipment;
+    const session = crypto.getRandomValues(new Uint32Array(4)).join("-");
+    const reporter: Reporter = { name: door.name, session, device, data, capabilities };
+    this.namesake = new Namesake(session);
     this.topics = new Topics(run, door.name);
     this.store = holdOn(equipment.store, (reason) =>
       this.complain(`The browser cannot store more (${reason}). Training continues, but its work is lost when the page is closed.`),
     );
-    const will = { topic: this.topics.status, payload: encode("status", this.describeStatus(false)) };
+    const will = { topic: this.topics.status, payload: encode("status", describeStatus(reporter, false, "")) };
     this.link = openLink({ ...door, will }, {
       up: () => this.connect(),
       down: (reason, refused) => this.disconnect(reason, refused),
       message: (topic, payload, retained) => this.receive(topic, payload, retained),
     });
+    this.reports = new Reports(reporter, this.topics, this.link, this);
     this.downloads = new Downloads(this.link, this.store, now);
     this.outbox = new Outbox(this.store, now);
     void this.store.get(EPOCH).then((epoch) => { this.epoch = Math.max(this.epoch, Number(epoch ?? 0)); });
@@ -72,14 +77,14 @@ export class Agent implements Office {
     if (reason === this.view.paused) return;
     this.change({ paused: reason });
     if (reason) this.tasks.putOff(reason);
-    if (this.announced) this.publishStatus();
+    if (this.announced) this.reports.publishStatus();
   }
 
   /** Leave the run, and keep finished updates for the next visit. */
   async leave(reason = "You left the run."): Promise<void> {
     if (this.view.over) return;
     this.tasks.clear();
-    if (this.announced) this.publish("status", this.topics.status, this.describeStatus(false), true);
+    if (this.announced) this.reports.publishStatus(false);
     await this.end(reason);
   }
 
@@ -95,15 +100,14 @@ export class Agent implements Office {
 
   /** Publish a message about a task. While the connection is down, nothing: it is repeated later. */
   say(kind: string, body: object): void {
-    if (this.announced) this.publish(kind, this.topics.say, body);
+    if (this.announced) this.reports.publish(kind, this.topics.say, body);
   }
 
   // ---- connection --------------------------------------------------------------------------------
 
   private connect(): void {
     this.change({ link: "up", reason: "" });
-    const { card, command, everyone, status, probe } = this.topics;
-    void probe; // the broker's acknowledgement is enough
+    const { card, command, everyone, status } = this.topics;
     for (const topic of [card, command, everyone, status]) this.link.subscribe(topic);
     this.downloads.resume();
     if (this.view.card) void this.announce();
@@ -126,35 +130,13 @@ export class Agent implements Office {
       this.measuring = false;
       if (this.view.link !== "up") return;
     }
-    this.publish("profile", this.topics.profile, this.describeProfile(this.uplink), true);
-    this.publishStatus();
+    this.reports.publishProfile(this.uplink);
+    this.reports.publishStatus();
     this.announced = true;
     for (const upload of this.outbox.list()) {
       upload.sender.restart(now());
-      this.publish("offer", this.topics.say, makeOffer(upload));
+      this.reports.publish("offer", this.topics.say, makeOffer(upload));
     }
-  }
-
-  private describeProfile({ chunk, uplink }: Uplink): object {
-    const { device, capabilities, data, door } = this.equipment;
-    return { ...device, agent: door.name, uplink, chunk, data, timings: [], codecs: ["raw"], capabilities };
-  }
-
-  private describeStatus(online: boolean): object {
-    return { agent: this.equipment.door.name, session: this.session, online, paused: this.view.paused };
-  }
-
-  private publishStatus(): void {
-    this.publish("status", this.topics.status, this.describeStatus(true), true);
-  }
-
-  private publish(kind: string, topic: string, body: object, retain = false): void {
-    const payload = encode(kind, body);
-    const known = this.view.sent[kind] ?? { count: 0, bytes: 0, last: null };
-    const last = kind === "chunk" ? null : body;
-    const sent = { count: known.count + 1, bytes: known.bytes + payload.length, last };
-    this.change({ sent: { ...this.view.sent, [kind]: sent } });
-    this.link.publish(topic, payload, { retain, qos: kind === "heartbeat" ? 0 : 1 });
   }
 
   // ---- messages ----------------------------------------------------------------------------------
@@ -180,7 +162,7 @@ export class Agent implements Office {
       case "manifest": case "chunk": return this.downloads.take(topic, message);
       case "grant":
         this.outbox.takeGrant(message.body);
-        return this.sendChunks();
+        return this.sendUpdates();
       case "receipt": return this.takeReceipt(message.body);
       case "abort": return this.takeAbort(message.body);
       case "goodbye": return void this.sayGoodbye(`The run is over: ${message.body.reason}`);
@@ -210,7 +192,7 @@ export class Agent implements Office {
 
   private takeStatus(status: Body<"status">, retained: boolean): void {
     const verdict = this.namesake.judge(status, retained);
-    if (verdict === "stay") this.publishStatus();
+    if (verdict === "stay") this.reports.publishStatus();
     if (verdict === "leave") void this.end(ELSEWHERE);
   }
 
@@ -240,20 +222,13 @@ export class Agent implements Office {
     this.change({ activity: this.describeActivity() });
     if (this.view.link !== "up" || !this.announced) return;
     this.downloads.tick();
-    for (const upload of this.outbox.list()) {
-      if (upload.sender.checkStall(now())) this.publish("offer", this.topics.say, makeOffer(upload));
-      if (this.view.activity === "send") this.change({ done: upload.sender.progress });
-    }
-    this.sendChunks();
-    this.sendHeartbeat();
+    if (this.view.activity === "send") this.change({ done: this.outbox.list()[0]?.sender.progress ?? null });
+    this.sendUpdates();
+    this.reports.sendHeartbeat(this.tasks);
   }
 
-  private sendChunks(): void {
-    for (const { sender } of this.outbox.list()) {
-      for (const chunk of sender.nextChunks()) {
-        this.publish("chunk", this.topics.upload(chunk.transfer, chunk.index), chunk);
-      }
-    }
+  private sendUpdates(): void {
+    this.outbox.send((kind, topic, body) => this.reports.publish(kind, topic, body), this.topics);
   }
 
   private describeActivity(): string {
@@ -262,23 +237,11 @@ export class Agent implements Office {
     return this.outbox.list().length ? "send" : "idle";
   }
 
-  private sendHeartbeat(): void {
-    const first = this.tasks.active;
-    const { activity } = this.view;
-    if (now() - this.beat.at < heartbeatInterval(first?.task.lease ?? 0) && activity === this.beat.activity) return;
-    this.beat = { at: now(), activity };
-    const working = first?.stage === "work";
-    const [round, work] = working ? [first.task.round, first.task.work] : [0, ""];
-    const { name } = this.equipment.door;
-    const heartbeat = { agent: name, session: this.session, state: activity, round, loss: this.view.loss, work, ...this.tasks.progress };
-    this.publish("heartbeat", this.topics.heartbeat, heartbeat);
-  }
-
   // ---- the end -----------------------------------------------------------------------------------
 
   /** Remove what the broker and the browser keep of a run that is over. */
   private async sayGoodbye(reason: string): Promise<void> {
-    for (const topic of [this.topics.profile, this.topics.status]) this.link.publish(topic, new Uint8Array(), { retain: true });
+    this.reports.withdraw();
     this.outbox.removeAll(() => true);
     await this.end(reason);
   }
@@ -299,15 +262,4 @@ export class Agent implements Office {
     this.view = { ...this.view, ...part };
     this.equipment.onChange(this.view);
   }
-}
-
-/** Return why data do not fit a run; empty if they fit. */
-export function explainMisfit({ network }: Card, data: DataCard): string {
-  if (!network) return "";
-  if (network.objective !== "class") return "This run learns something else than classes, which this page cannot train.";
-  if (network.inputs.join() !== data.inputs.join()) {
-    return `This run needs examples of shape ${network.inputs.join(" x ")}, but ${data.name} has ${data.inputs.join(" x ")}.`;
-  }
-  if (network.outputs < data.outputs) return `This run has ${network.outputs} classes, but ${data.name} has ${data.outputs}.`;
-  return "";
 }

@@ -2,6 +2,7 @@
 import { hash, Sender } from "./chunks";
 import { type Body, type Card, type Manifest, nameSubmodel, nameTransfer, type Task } from "./messages";
 import type { Store } from "./store";
+import type { Topics } from "./topics";
 
 const PREFIX = "update/";
 
@@ -50,6 +51,14 @@ export class Outbox {
     this.uploads.set(transfer, upload);
     await this.store.set(PREFIX + transfer, { run: identify(card), task, manifest, data } satisfies Kept);
     return upload;
+  }
+
+  /** Publish the chunks that the coordinator awaits, and again the offers that it did not answer. */
+  send(publish: (kind: string, topic: string, body: object) => void, topics: Topics): void {
+    for (const upload of this.list()) {
+      if (upload.sender.checkStall(this.now())) publish("offer", topics.say, makeOffer(upload));
+      for (const chunk of upload.sender.nextChunks()) publish("chunk", topics.upload(chunk.transfer, chunk.index), chunk);
+    }
   }
 
   takeGrant(grant: Body<"grant">): void {

@@ -1,7 +1,7 @@
 // The page of a phone: it joins, chooses data, and shows the training.
 import { useEffect, useState } from "preact/hooks";
-import { explainMisfit } from "../agent/agent";
 import type { Card } from "../agent/messages";
+import { explainMisfit } from "../agent/misfit";
 import type { Store } from "../agent/store";
 import { type Dataset, describeData } from "../trainer/examples";
 import { DataChoice } from "./data_choice";
@@ -32,12 +32,12 @@ export function App() {
     setTrouble(explainLack());
     const before = await readMembership(opened.store);
     // a code works once, and may be opened again on a device that has joined with it
-    const found = token ? await join(token, opened.store).catch((error) => {
+    const joined = await join(token, opened.store).catch((error) => {
       if (!before) throw error;
       explain(error);
-      return before;
-    }) : before;
-    learn({ membership: found });
+      return null;
+    });
+    learn({ membership: joined ?? before });
   };
   useEffect(() => void (trouble || enter(takeToken()).catch((error) => { explain(error); learn({ membership: null }); })), []);
   useEffect(() => {

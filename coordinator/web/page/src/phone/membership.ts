@@ -1,4 +1,5 @@
 // Join a run with the token of a code, and remember the answer for the next visit.
+import { bytesToHex } from "@noble/hashes/utils.js";
 import { createStore, del, get, keys, set } from "idb-keyval";
 import { decode } from "../agent/envelope";
 import { type Door, openLink } from "../agent/link";
@@ -14,8 +15,16 @@ export interface Membership {
   run: string;
 }
 
+/** A request to join without answer so far. */
+interface Attempt {
+  token: string;
+  nonce: string;
+}
+
 const MEMBERSHIP = "membership";
+const ATTEMPT = "attempt";
 const DATA = "data";
+const LONGEST_PAUSE = 4; // seconds between two requests to join
 
 /** Return the browser's own store; one in memory if it has none, as in some private windows. */
 export async function openStore(): Promise<{ store: Store; lasting: boolean }> {
@@ -45,25 +54,55 @@ export function takeToken(): string {
   }
 }
 
-/** Throws an Error with words for the person. */
-export async function join(token: string, store: Store): Promise<Membership> {
-  const answer = await fetch("join", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ token }),
-  }).catch(() => {
-    throw new Error("The server does not answer. Check that this device is in the right network, and reload the page.");
-  });
+/** Join with a token; the empty one continues an attempt without answer. Return null if there is none.
+    Throws an Error with words for the person. */
+export async function join(token: string, store: Store): Promise<Membership | null> {
+  const attempt = await beginAttempt(token, store);
+  if (!attempt) return null;
+  const answer = await ask(attempt);
   const found = (await answer.json().catch(() => ({}))) as Partial<Membership> & { error?: string };
   const { name, password, run } = found;
   if (!answer.ok || !name || !password || !run) {
+    if (isFinal(answer.status)) await store.delete(ATTEMPT).catch(() => undefined); // it would be refused again
     throw new Error(found.error ?? `The server refused the code (status ${answer.status}). Ask for a new one.`);
   }
   const membership = { name, password, run };
   const before = await readMembership(store);
   if (before && before.run !== run) await forget(store); // data of another run may not fit this one
   await store.set(MEMBERSHIP, membership).catch(() => undefined); // the page tells later that nothing lasts
+  await store.delete(ATTEMPT).catch(() => undefined);
   return membership;
+}
+
+/** Keep a token with a new nonce before they are sent: the server answers the same pair again, if its
+    first answer is lost. */
+async function beginAttempt(token: string, store: Store): Promise<Attempt | null> {
+  const before = ((await store.get(ATTEMPT).catch(() => null)) as Attempt | undefined) ?? null;
+  if (!token || before?.token === token) return before;
+  const attempt = { token, nonce: bytesToHex(crypto.getRandomValues(new Uint8Array(32))) };
+  await store.set(ATTEMPT, attempt).catch(() => undefined);
+  return attempt;
+}
+
+/** Whether a server that refused a request would refuse it again. */
+function isFinal(status: number): boolean {
+  return status >= 400 && status < 500 && ![408, 429].includes(status);
+}
+
+/** Send an attempt, again while no answer comes or the server is busy. */
+async function ask(attempt: Attempt): Promise<Response> {
+  for (let pause = 1; ; pause *= 2) {
+    const answer = await fetch("join", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(attempt),
+    }).catch(() => null);
+    if (answer && (answer.ok || isFinal(answer.status) || pause > LONGEST_PAUSE)) return answer;
+    if (pause > LONGEST_PAUSE) {
+      throw new Error("The server does not answer. Check that this device is in the right network, and reload the page.");
+    }
+    await new Promise((resolve) => setTimeout(resolve, pause * 1000));
+  }
 }
 
 export async function readMembership(store: Store): Promise<Membership | null> {
