@@ -1,10 +1,7 @@
-"""Run a coordinator that serves the phones' page, and open the page in a real browser."""
+"""Run a coordinator that serves the phones' page, for tests that open the page in a browser."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.phones import phone_pages
+from benchmarks.phones.phone_pages import HOST, find_code, list_start_arguments
 from benchmarks.web_page.browser import find_chromium, open_chromium
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.built_page import PACKAGE
@@ -21,7 +20,6 @@ __all__ = [
     "AXE",
     "PATIENCE",
     "RUN",
-    "SIZE",
     "browser",
     "join",
     "needs_page",
@@ -39,18 +37,6 @@ needs_page = pytest.mark.skipif(
     reason=f"Chromium or one of {', '.join(WANTED)} is not installed: run `make web`",
 )
 RUN = "phones"
-SIZE = {"width": 390, "height": 844}
-# keeps the loss of each step, which the worker reports to the page
-RECORD = """
-window.losses = [];
-const Plain = Worker;
-window.Worker = class extends Plain {
-  constructor(...given) {
-    super(...given);
-    this.addEventListener("message", ({data}) => "step" in data && window.losses.push(data.loss));
-  }
-};
-"""
 
 
 @pytest.fixture
@@ -61,34 +47,20 @@ def browser() -> Iterator[Any]:
 
 def start_run(tmp_path: Path, start: Start, *settings: str) -> tuple[Running, str]:
     """Start a coordinator that serves phones. Return it and the address of its broker."""
-    port, phones = (find_free_port("127.0.0.1", 0) for _ in range(2))
-    given = ["--port", str(port), "--phones", f"127.0.0.1:{phones}", "--name", RUN]
-    settings = *settings, "broker.pki=pki"
-    flags = [part for one in settings for part in ("--set", one)]
-    process = start(*COORDINATOR, "start", "--format", "json", *given, *flags)
+    ports = find_free_port(HOST, 0), find_free_port(HOST, 0)
+    process = start(*COORDINATOR, *list_start_arguments(tmp_path, RUN, ports, settings))
     assert wait_for_words(process, tmp_path / "0.err", "phones join at")
-    return process, f"127.0.0.1:{port}"
+    return process, f"{HOST}:{ports[0]}"
 
 
 def open_page(browser: Any, folder: Path, name: str, shard: str, **context: Any) -> Any:
     """Open the page that a phone opens when it scans its code."""
-    asked = ["enroll", name, "--phone", "--host", "127.0.0.1", "--pki", "pki", "--format", "json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*COORDINATOR, *asked], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    url, _, token = json.loads(done.stdout)["url"].partition("#")
-    page = browser.new_context(viewport=SIZE, **context).new_page()
-    page.add_init_script(RECORD)
-    page.goto(f"{url}?shard={shard}#{token}")
-    return page
+    page = phone_pages.make_page(browser, **context)
+    return phone_pages.scan_code(page, find_code(folder, name), shard)
 
 
 def join(browser: Any, folder: Path, name: str, shard: str, **context: Any) -> Any:
-    page = open_page(browser, folder, name, shard, **context)
-    page.get_by_role("button", name="Train on digits").click(timeout=60_000)
-    return page
+    return phone_pages.join(open_page(browser, folder, name, shard, **context))
 
 
 def read_state(page: Any) -> str:

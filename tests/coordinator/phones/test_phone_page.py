@@ -4,15 +4,13 @@ what is wrong.
 
 from __future__ import annotations
 
-import io
-import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from benchmarks.phones.mixed_fleet import read_best_accuracy
+from benchmarks.phones.phone_pages import SIZE
 from coordinator.store import control_requests
 from coordinator.store.run_store import Store
 from federated.data import loading
@@ -21,13 +19,13 @@ from tests.support.phone_pages import (
     AXE,
     PATIENCE,
     RUN,
-    SIZE,
     join,
     needs_page,
     open_page,
     read_state,
     start_run,
 )
+from tests.support.phone_pictures import name_class
 from tests.support.processes import AGENT, Start
 from tests.support.waiting import eventually
 
@@ -55,32 +53,13 @@ def find_round(folder: Path, agents: set[str], after: int = 0) -> int:
         store.close()
 
 
-def read_accuracy(folder: Path) -> float:
-    """Return the best accuracy on the coordinator's held-out digits."""
-    store = Store.open(folder / "runs", RUN, read_only=True)
-    try:
-        return max(
-            score.accuracy
-            for number in range(1, store.rounds_done + 1)
-            for score in store.read_scores(number)
-            if score.view == "central"
-        )
-    finally:
-        store.close()
-
-
 def count_right_answers(page: Any) -> int:
     """Return how many of ten held-out digits a page names."""
-    held, right = loading.load_central("digits"), 0
-    for x, y in zip(held.x_held[:10], held.y_held, strict=False):
-        file = io.BytesIO()
-        Image.fromarray((x[0].astype(int) * 255 // 16).astype(np.uint8)).save(file, "PNG")
-        picture = {"name": "digit.png", "mimeType": "image/png", "buffer": file.getvalue()}
-        page.get_by_label("Picture to try").set_input_files([picture])
-        answer = page.get_by_text(re.compile(r"^Class \d+ \("))
-        answer.wait_for(timeout=60_000)
-        right += answer.inner_text().startswith(f"Class {y} ")
-    return right
+    held = loading.load_central("digits")
+    return sum(
+        name_class(page, x, f"{at}.png") == y
+        for at, (x, y) in enumerate(zip(held.x_held[:10], held.y_held, strict=False))
+    )
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -119,7 +98,7 @@ def test_two_browsers_and_two_pytorch_agents_learn_digits(
 
     def reach_goal() -> bool:
         pages[1].wait_for_timeout(100)
-        return read_accuracy(tmp_path) >= GOAL
+        return read_best_accuracy(tmp_path / "runs", RUN) >= GOAL
 
     eventually(reach_goal, PATIENCE)
     assert count_right_answers(pages[1]) >= 8

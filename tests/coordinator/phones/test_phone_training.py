@@ -11,18 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.assign.majority_network import build_network
+from benchmarks.phones.python_training import repeat_training
 from coordinator.run.config_sources import ConfigSources
-from coordinator.run.run_preparation import make_weights, propose_menu
 from coordinator.simulate.simulation import simulate_run
 from coordinator.store.run_store import Store
-from federated.data import loading
-from federated.device.task_execution import perform
-from federated.device.trainers.onnx_trainer import OnnxTrainer
-from federated.methods.catalogue import find_method
-from federated.task import Graph, Task
-from federated.training.training_inputs import Execution
-from tests.support.memory_federation import make_config
 from tests.support.phone_pages import PATIENCE, RUN, join, needs_page, start_run
 from tests.support.processes import Start
 
@@ -50,39 +42,6 @@ def read_results(runs: Path, name: str) -> tuple[dict[str, float], dict[str, tor
     assert last is not None
     tensors = {home: one for home, one in last.tensors.items() if not home.startswith("stats/")}
     return losses, tensors
-
-
-def train_in_python(
-    folder: Path, settings: dict[str, Any], number: int, name: str, shard: str
-) -> list[float]:
-    """Return the loss of each step of an agent's training in a round, with the run's graphs."""
-    config = make_config(settings)
-    method, card = find_method(config.method_name), loading.load_central("digits").card()
-    network = build_network(config, [card])
-    menu = propose_menu(method, network, config.settings)
-    state = method.start(make_weights(config, network, method), menu, config.settings)
-    store = Store.open(folder / "runs", RUN, read_only=True)
-    weights = {
-        home: one.numpy()
-        for home, one in store.read_checkpoint(number - 1)[0].items()
-        if "/" not in home
-    }
-    store.close()
-    (path,) = (folder / "runs" / RUN / "graphs").glob("*/step-*.onnx")
-    digest = path.stem.removeprefix("step-")
-    copy = shutil.copy(path, folder / f"{digest}.graph")
-    task = Task(
-        *(RUN, number, 1, name, "train", menu[0], "version", "0" * 64, 1),
-        method.recipe(state, menu[0]),
-        deadline=60.0,
-        graphs=(Graph("step", digest, path.stat().st_size),),
-    )
-    trainer, losses = OnnxTrainer("cpu"), list[float]()
-    trainer.use_graphs({"step": Path(copy)})
-    watched = Execution(on_step=lambda step, steps, loss: losses.append(loss))
-    data = loading.load_device("digits", name=name, shard=shard)
-    perform(trainer, task, weights, data, execution=watched)
-    return losses
 
 
 def test_browsers_learn_what_a_simulation_learns(
@@ -116,9 +75,11 @@ def test_browsers_learn_what_a_simulation_learns(
     losses, tensors = read_results(tmp_path / "runs", RUN)
     wanted, trained = read_results(tmp_path / "runs", "s")
     for index, page in enumerate(pages):
-        steps = train_in_python(tmp_path, settings, 3, f"d{index}", f"{index}/2")
+        place = tmp_path / "runs", RUN, 3, f"d{index}", f"{index}/2", tmp_path
+        steps = repeat_training(*place)
         assert len(steps) > 10
-        assert page.evaluate("window.losses")[-len(steps) :] == pytest.approx(steps, abs=1e-4)
+        last = page.evaluate("window.trainings")[-1]
+        assert (last["round"], last["losses"]) == (3, pytest.approx(steps, abs=1e-4))
     assert losses == pytest.approx(wanted, abs=1e-4)
     assert len(losses) == 6
     assert tensors.keys() == trained.keys()

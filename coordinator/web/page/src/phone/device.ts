@@ -53,6 +53,7 @@ export function describeDevice(battery: Battery | null): object {
 export function listLacks(): string[] {
   if (isSecureContext) return [];
   return [
+    "show the network what the camera sees: take a picture instead",
     "keep the screen on while it trains, so touch it now and then",
     "see the battery",
     "keep others in the same network from reading what it sends",

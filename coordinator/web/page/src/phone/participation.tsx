@@ -78,7 +78,7 @@ export function Participation({ door, run, data, store, lasting }: Place) {
           {view.problems.map((problem) => <p key={problem}>{problem}</p>)}
         </section>
       )}
-      {view.card && !view.over && <TryOut card={view.card} worker={worker} />}
+      {view.card && view.over !== ELSEWHERE && <TryOut card={view.card} worker={worker} />}
       <SentTable view={view} />
       {(lacks.length > 0 || !lasting) && (
         <section class="card">

@@ -27,12 +27,13 @@ export function guessWhite({ mean, std }: Network): number {
   return high < 32 ? 16 : 255;
 }
 
-/** Return pixels as [channels, height, width]. Throws an Error that names an unreadable file. */
-export async function readPicture(file: Blob, name: string, inputs: number[], reading: Reading): Promise<Uint8Array> {
+/** Return pixels as [channels, height, width]. source: a file, or a playing video. Throws an Error that
+    names an unreadable one. */
+export async function readPicture(source: ImageBitmapSource, name: string, inputs: number[], reading: Reading): Promise<Uint8Array> {
   const [channels = 1, height = 1, width = 1] = inputs;
   let picture: ImageBitmap;
   try {
-    picture = await createImageBitmap(file);
+    picture = await createImageBitmap(source);
   } catch {
     throw new Error(`${name} is not a picture that this browser can read. Choose a JPEG or PNG file.`);
   }

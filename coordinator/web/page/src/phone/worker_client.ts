@@ -1,7 +1,7 @@
 // Run tasks and predictions in a worker.
 import type { Trainer } from "../agent/tasks";
 import type { Dataset } from "../trainer/examples";
-import type { Outcome } from "../trainer/perform";
+import type { Job, Outcome } from "../trainer/perform";
 import type { Reply, Request } from "./worker";
 
 declare const WORKER_URL: string; // set by the build
@@ -13,15 +13,18 @@ export interface TrainingWorker extends Trainer {
 }
 
 interface Pending {
+  request: Request;
   onStep?(step: number, steps: number, loss: number): void;
   resolve(result: never): void;
   reject(error: Error): void;
 }
 
-/** A worker that lives until `stop`, which ends it even within a step. */
+/** A worker that lives until `stop`, which ends training even within a step. Predictions go on in the
+    next worker, since choosing a picture may hide the page, which stops training. */
 export function openWorker(data: Dataset): TrainingWorker {
   let worker: Worker | null = null;
   let requests = 0;
+  let tested: Job | null = null;
   const pending = new Map<number, Pending>();
 
   const take = (reply: Reply) => {
@@ -34,32 +37,38 @@ export function openWorker(data: Dataset): TrainingWorker {
   const stop = () => {
     worker?.terminate();
     worker = null;
-    for (const one of pending.values()) {
-      if (!one.onStep) one.reject(new Error("The page paused the network. Try again.")); // a prediction
+    for (const [id, one] of pending) {
+      if (one.onStep) pending.delete(id);
+      else post(one.request);
     }
-    pending.clear();
   };
+  const post = (request: Request) => (worker ??= start()).postMessage(request);
   const start = (): Worker => {
     const made = new Worker(WORKER_URL, { type: "module" });
     made.onmessage = ({ data: reply }: MessageEvent<Reply>) => take(reply);
     made.onerror = (event) => {
       const lost = [...pending.values()];
+      pending.clear();
       stop();
       const reason = event.message || "the browser ended it, perhaps for lack of memory";
       for (const one of lost) one.reject(new Error(`the training stopped: ${reason}`));
     };
-    made.postMessage({ data } satisfies Request);
+    made.postMessage({ data, tested } satisfies Request);
     return made;
   };
   const ask = <Result>(make: (id: number) => Request, onStep?: Pending["onStep"]): Promise<Result> =>
     new Promise((resolve, reject) => {
       requests += 1;
-      pending.set(requests, { onStep, resolve, reject });
-      worker ??= start();
-      worker.postMessage(make(requests));
+      const request = make(requests);
+      pending.set(requests, { request, onStep, resolve, reject });
+      post(request);
     });
   return {
-    perform: (job, onStep) => ask<Outcome>((id) => ({ id, job }), onStep),
+    async perform(job, onStep) {
+      const outcome = await ask<Outcome>((id) => ({ id, job }), onStep);
+      if (job.task.work === "evaluate") tested = job;
+      return outcome;
+    },
     predict: (x) => ask<number[]>((id) => ({ id, x })),
     stop,
   };

@@ -11,7 +11,7 @@ const BETAS = { c1: 0.9, c2: 0.999 }; // of Adam
 const SCALARS = ["lr", "momentum", "decay", "pull", "clip"] as const;
 
 /** Called after each step with the steps taken, the steps planned, and the loss. */
-export type OnStep = (step: number, steps: number, loss: number) => void;
+export type OnStep = (step: number, steps: number, loss: number) => Promise<void> | void;
 export interface Trained {
   loss: number;
   steps: number;
@@ -55,7 +55,7 @@ export class Network {
         values = { ...values, ...rename(out) };
         summed += found * (last - first);
         seen += last - first;
-        onStep(done, steps, found);
+        await onStep(done, steps, found);
       }
       loss = summed / seen;
     }
@@ -104,6 +104,10 @@ export class Network {
       }
     }
     return tallies;
+  }
+
+  uses(graph: Graph): boolean {
+    return [...this.graphs.values()].includes(graph);
   }
 
   /** Return the probability of each class for one example. */

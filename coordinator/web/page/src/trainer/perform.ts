@@ -33,7 +33,8 @@ interface Work {
   notes: Record<string, unknown>;
 }
 
-let latest: Network | null = null; // the last one that was tested, so it has running statistics
+let tested: Job | null = null; // the last test, whose network has running statistics
+let latest: Network | null = null; // its network, once it is open
 const open = new Map<string, Graph>(); // by digest, kind and submodel
 
 /** Throws Refused with the reason for the coordinator, Malformed for weights that are not valid. */
@@ -41,10 +42,9 @@ export async function perform(job: Job, data: Dataset, onStep: OnStep): Promise<
   const { task } = job;
   refuseRecipe(task);
   const begun = performance.now();
-  const graphs = new Map<string, Graph>();
-  for (const file of job.graphs) graphs.set(file.kind, await loadGraph(file, task));
-  const network = new Network(graphs, decodeBlob(job.weights).tensors, task.recipe, makeSeed(task));
+  const network = await openNetwork(job);
   const work = await WORKS[task.work](network, task, data, onStep);
+  if (task.work === "evaluate") [tested, latest] = [job, network];
   const { tensors, ...counts } = work;
   const { run, round, attempt, agent, submodel, version } = task;
   const head = { run, round, attempt, agent, work: task.work, submodel, version, ...counts, tensors: {} };
@@ -52,10 +52,22 @@ export async function perform(job: Job, data: Dataset, onStep: OnStep): Promise<
   return { update: encodeBlob(head, tensors), loss, seconds: (performance.now() - begun) / 1000 };
 }
 
+async function openNetwork({ task, graphs, weights }: Job): Promise<Network> {
+  const loaded = new Map<string, Graph>();
+  for (const file of graphs) loaded.set(file.kind, await loadGraph(file, task));
+  return new Network(loaded, decodeBlob(weights).tensors, task.recipe, makeSeed(task));
+}
+
+/** Predict with the network of a test that was performed before, perhaps by an earlier worker. */
+export function remember(job: Job): void {
+  [tested, latest] = [job, null];
+}
+
 /** Return the probability of each class for one example, by the network that was tested last. Throws
     Refused before the first test. */
 export async function predict(x: Uint8Array, data: Dataset): Promise<number[]> {
-  if (!latest) throw new Refused("The network was not tested on this device yet: try again after the next round.");
+  if (!tested) throw new Refused("The network was not tested on this device yet: try again after the next round.");
+  latest ??= await openNetwork(tested);
   return latest.predict(x, data.outputs);
 }
 
@@ -67,7 +79,7 @@ const WORKS = {
     let first = 0; // milliseconds of the first step, which also prepares the graph
     const done = await network.train(data, (step, steps, loss) => {
       first ||= performance.now() - begun;
-      onStep(step, steps, loss);
+      return onStep(step, steps, loss);
     });
     const ended = performance.now();
     const after = await scoreOwn(network, task, data);
@@ -86,7 +98,6 @@ const WORKS = {
   async evaluate(network: Network, task: Task, data: Dataset): Promise<Work> {
     const labels = task.submodel.network.objective === "class" ? listLabels(data) : [];
     const tallies = await network.evaluate(data.held, data.outputs, labels);
-    latest = network;
     return { samples: data.held.y.length, steps: 0, tensors: new Map(), notes: { tallies } };
   },
 };
@@ -122,6 +133,7 @@ async function loadGraph(file: GraphFile, task: Task): Promise<Graph> {
   while (open.size > KEPT) {
     const [oldest, unused] = open.entries().next().value as [string, Graph];
     open.delete(oldest);
+    if (latest?.uses(unused)) latest = null;
     await unused.close();
   }
   return graph;

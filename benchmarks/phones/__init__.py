@@ -1,0 +1,1 @@
+"""Train in browsers beside PyTorch agents, and compare their losses and their speed."""
