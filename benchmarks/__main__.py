@@ -95,6 +95,10 @@ COMMANDS = {
         "benchmarks.training_graphs.command:command",
         "Compare training steps as ONNX graphs with PyTorch.",
     ),
+    "web": LazyCommand(
+        "benchmarks.phones.command:command",
+        "Train in two browsers beside two PyTorch agents.",
+    ),
 }
 
 

@@ -108,6 +108,7 @@ ROOMS = {
         "attacks",
         "floods",
         "web_page",
+        "phones",
         "training_graphs",
     ),
 }
