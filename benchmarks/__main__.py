@@ -16,7 +16,8 @@ COMMANDS = {
         "Compare the speed of aggregation with other projects.",
     ),
     "analyse": LazyCommand(
-        "benchmarks.analyses.command:command", "Analyse the networks of a run as a paper does."
+        "benchmarks.analyses.command:command",
+        "Analyse RUN as a paper does, and write the numbers and a picture.",
     ),
     "async": LazyCommand(
         "benchmarks.asynchrony:command", "Compare synchronous and buffered rounds."

@@ -94,8 +94,8 @@ def test_an_unsupported_network_or_size_is_refused_before_the_run(
     [
         (
             "method.mu",
-            "unknown fedavg setting 'mu'; known: .*; a setting of fedprox, "
-            "inco-moon, inco-prox, moon",
+            "unknown fedavg setting 'mu'; known: .*; a setting of fednova, fedprox, "
+            "inco-moon, inco-nova, inco-prox, moon",
         ),
         (
             "method.rounds",

@@ -65,7 +65,7 @@ def test_the_last_value_of_a_setting_in_two_tables_counts(
         ("train.name=sgd", "unknown heterofl setting 'name'.*did you mean model.name or"),
         ("method.seed=3", "unknown heterofl setting 'seed'.*did you mean seed, above the first"),
         ("train.momentun=0.5", "unknown heterofl setting 'momentun'; did you mean momentum"),
-        ("train.mu=0.5", "unknown heterofl setting 'mu'.*; a setting of fedprox, "),
+        ("train.mu=0.5", "unknown heterofl setting 'mu'.*; a setting of fednova, fedprox, "),
     ],
 )
 def test_load_rejects_an_unknown_setting_of_the_method(

@@ -333,7 +333,7 @@ def test_an_update_of_another_agent_in_a_copied_spool_is_dropped(tmp_path: Path)
 
 def test_a_spool_over_its_limit_discards_the_oldest_update(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
-    agent.spool.limit = 12_000
+    agent.spool.limit = 12_500
     agent.work(task(1), b"u" * 5000)
     agent.work(task(1, work="calibrate"), b"v" * 2000)
     assert len(list(tmp_path.glob("*.update"))) == 2, "weights go first, but those in use"
