@@ -17,7 +17,7 @@ COMMANDS = {
     ),
     "analyse": LazyCommand(
         "benchmarks.analyses.command:command",
-        "Analyse RUN as a paper does, and write the numbers and a picture.",
+        "Analyse the networks of a run as a paper does.",
     ),
     "async": LazyCommand(
         "benchmarks.asynchrony:command", "Compare synchronous and buffered rounds."
@@ -98,7 +98,7 @@ COMMANDS = {
     ),
     "web": LazyCommand(
         "benchmarks.phones.command:command",
-        "Train in two browsers beside two PyTorch agents.",
+        "Train digits in two browsers and with two PyTorch agents.",
     ),
 }
 

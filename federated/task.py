@@ -7,6 +7,7 @@ result. A task may also calibrate batch norm statistics, or evaluate.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ __all__ = [
     "Timing",
     "Update",
     "Work",
+    "count_parts",
     "heartbeat_interval",
 ]
 
@@ -68,8 +70,8 @@ class Recipe:
     describe a training that every trainer supports; they are also those of FedAvg's settings.
 
     epochs: passes over the local training data.
-    portion: fraction of these data that a round trains on, in parts that follow each other from
-        round to round and begin again after the last; 1: all.
+    portion: fraction of these data that a round trains on: one of `count_parts` equal parts, the
+        next in each round, and the first again after the last; 1: all.
     steps: maximum number of optimiser steps; 0: all steps of the epochs.
     batch: examples per step; the last step of an epoch may have fewer.
     optimiser: "sgd", "adam" or "adamw"; only SGD uses momentum.
@@ -130,6 +132,11 @@ class Recipe:
     hook: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+
+
+def count_parts(portion: float) -> int:
+    """Return the number of equal parts of a device's data, of which a round trains on one."""
+    return max(1, math.floor(1 / portion + 1e-9))
 
 
 class Key(NamedTuple):

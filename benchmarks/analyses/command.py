@@ -39,7 +39,9 @@ def format_means(found: dict[str, Any]) -> str:
 @RUNS
 @FORMAT
 def command(name: str, run: str, out: Path | None, runs: Path, form: str) -> None:
-    """Analyse RUN as a paper does, and write the numbers and a picture.
+    """Analyse the networks of a run as a paper does.
+
+    Write the numbers and a picture.
 
     \b
     blocks       similarity of blocks of two submodels (FedFA, Tables 7 to 9)

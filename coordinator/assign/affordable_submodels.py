@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from statistics import median_high, median_low
 
 from coordinator.assign.agent_track_record import Standing, list_active
-from federated.task import Profile, Recipe, Timing
+from federated.task import Profile, Recipe, Timing, count_parts
 from federated.training.time_prediction import step_seconds
 from federated.wire.codecs.codec import Codec
 from models.cost import Cost, cost
@@ -152,7 +152,8 @@ def find_barrier(offer: Offer, menu: Sequence[Offer], standing: Standing) -> str
 
 def count_steps(recipe: Recipe, examples: int) -> int:
     """Return the most steps that a device with this many examples takes in a round."""
-    passes = recipe.epochs * max(1, math.ceil(math.ceil(examples * recipe.portion) / recipe.batch))
+    part = math.ceil(examples / count_parts(recipe.portion))
+    passes = recipe.epochs * max(1, math.ceil(part / recipe.batch))
     return min(recipe.steps, passes) if recipe.steps else passes
 
 

@@ -183,22 +183,22 @@ class Inbox:
         with explain_os_errors(StoreError, f"cannot write an update of {agent} to {self.spool}"):
             if transfer.partial.take(chunk, now):
                 transfer.progressed = now
-        if not transfer.partial.complete:
-            return None
-        try:
-            path = transfer.partial.finish(sync=self._sync)
-        except Refused:
-            transfer.damaged += 1
-            if transfer.damaged < MAX_DAMAGED:
-                raise
-            self._drop(key)
+            if not transfer.partial.complete:
+                return None
+            try:
+                path = transfer.partial.finish(sync=self._sync)
+            except Refused:
+                transfer.damaged += 1
+                if transfer.damaged < MAX_DAMAGED:
+                    raise
+                self._drop(key)
+                self._waiting.pop(key, None)
+                return transfer.offer, None
+            self._active.pop(key, None)
+            self._parked.pop(key, None)
             self._waiting.pop(key, None)
-            return transfer.offer, None
-        self._active.pop(key, None)
-        self._parked.pop(key, None)
-        self._waiting.pop(key, None)
-        if self._sync:
-            sync(path.parent)
+            if self._sync:
+                sync(path.parent)
         return transfer.offer, path
 
     def find_key(self, agent: str, transfer: str) -> Key | None:

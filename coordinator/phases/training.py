@@ -320,7 +320,8 @@ def limit_claims(update: Update, recipe: Recipe, most: int) -> Update:
     """
     if not most or update.samples <= most:
         return update
-    return replace(update, samples=most, steps=min(update.steps, count_steps(recipe, most)))
+    steps = count_steps(replace(recipe, portion=1.0), most)  # the update counts only its portion
+    return replace(update, samples=most, steps=min(update.steps, steps))
 
 
 def complete_recipe(recipe: Recipe, config: Config) -> Recipe:

@@ -31,7 +31,7 @@ __all__ = ["NONCE", "Phone", "PhoneEnrolment"]
 
 FOLDER = "phones"
 NONCE = 32  # bytes
-# while the first answer may be repeated; from the start of the certificate, some minutes before it
+# how long an answer may be repeated, from the start of its certificate, minutes before it was given
 REPEATABLE = timedelta(hours=1)
 # of the group of the curve P-256 (FIPS 186-5, SP 800-186)
 ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551

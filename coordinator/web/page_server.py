@@ -42,7 +42,7 @@ from federated.runtime.web_server import BodyReader, Limits, WebServer
 
 __all__ = ["LOCAL", "PageServer", "Site", "format_url"]
 
-LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")
+LOCAL = ("127.0.0.1", "localhost", "::1")
 POLL = 1.0  # seconds between two looks at a run's folder, as often as its coordinator writes it
 KEEP_ALIVE = 15  # looks without a change until a stream sends an empty line
 READERS = 4  # threads that read runs' folders

@@ -20,7 +20,7 @@ from federated.device.trainers.trainer import (
     Trainer,
 )
 from federated.errors import Refused
-from federated.task import Task, Update
+from federated.task import Task, Update, count_parts
 from federated.trainer_capabilities import (
     GRAPHS,
     describe_missing,
@@ -155,7 +155,7 @@ def take_portion(data: Examples, portion: float, round: int) -> TrainingData:
     """
     if portion >= 1:
         return data
-    parts, count = max(1, math.floor(1 / portion + 1e-9)), len(data.y)
+    parts, count = count_parts(portion), len(data.y)
     part = (round - 1) % parts
     start = min(part * count // parts, count - 1)
     chosen = slice(start, max(start + 1, (part + 1) * count // parts))

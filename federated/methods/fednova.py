@@ -112,6 +112,7 @@ def fednova() -> Method:
         "2007.07481)",
         settings=vary(
             base.settings,
+            keep_optimiser=None,  # the normaliser assumes that momentum begins at 0
             mu=Setting(0.0, "weight of FedProx's proximal term; 0: none", least=0),
         ),
         forbids={"private": STEPS, "robust": STEPS},

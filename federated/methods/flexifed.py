@@ -212,7 +212,8 @@ def flexifed() -> Method:
             ),
             portion=Setting(
                 Recipe.portion,
-                "fraction of a device's data that a round trains on, another part in each round",
+                "fraction of a device's data that a round trains on, another part in each round; "
+                "as many equal parts as fit into 1 are made",
                 above=0,
                 most=1,
             ),

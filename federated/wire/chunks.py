@@ -131,7 +131,7 @@ class Receiver:
         self._unacknowledged = 0  # chunks since the last acknowledgement
         self._first: float | None = None  # when the first of them arrived
         self._have = _read_bitmap(self._open(), manifest)
-        # digest of the first bytes, whose chunks arrived in order and were still in the cache
+        # digest of the first bytes, computed as their chunks arrive in order
         self._sha256, self._hashed = hashlib.sha256(), 0
 
     def _open(self) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from coordinator.assign.affordable_submodels import count_steps
 from federated.device.task_execution import take_portion
 from federated.errors import Refused
 from federated.training import state_between_rounds
@@ -62,6 +64,15 @@ def test_a_round_trains_on_the_next_portion_of_the_data(count, portion, chosen):
     for number, expected in enumerate(chosen, 1):
         part = take_portion(data, portion, number)
         assert (part.x.tolist(), part.labels) == (list(expected), (0, 1))
+
+
+@pytest.mark.parametrize("portion", [0.1, 0.3, 1 / 3, 0.5, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("count", [1, 7, 10, 100])
+def test_a_coordinator_accepts_the_steps_of_any_portion(count, portion):
+    data = examples(count)
+    sizes = {len(take_portion(data, portion, number).y) for number in range(1, 12)}
+    recipe = task(portion=portion, batch=3).recipe
+    assert count_steps(recipe, count) == recipe.epochs * math.ceil(max(sizes) / 3)
 
 
 def test_an_update_counts_the_examples_of_its_portion():
