@@ -147,7 +147,10 @@ def test_one_file_gives_the_same_model_in_simulation_and_on_a_fleet(
     # one thread, as there: sums of floats depend on how many add
     shard = ["--partition", "dirichlet:0.5", "--seed", "0", "--limit-cpus", "1"]
     join = [*AGENT, "join", "--broker", broker, "--data", "digits", "--format", "json"]
-    agents = [start(*join, "--name", f"d{i}", "--shard", f"{i}/2", *shard) for i in range(2)]
+    attacks = [[], ["--attack", "backdoor:3"]]
+    agents = [
+        start(*join, "--name", f"d{i}", "--shard", f"{i}/2", *shard, *attacks[i]) for i in range(2)
+    ]
     told = result(coordinator)
     assert told["accuracy"] == pytest.approx(simulated["summary"]["global"]["mean"], abs=1e-3)
     for process in agents:
