@@ -194,7 +194,8 @@ class Method:
     recipe: returns the recipe of a device's training. Its `hook` names the hooks to run.
     parts: returns the contributions of an update; fastest as `RowParts`.
     finish: returns the next state, with `round` one higher, also after a round without updates. It
-        changes only coordinates that an update covers (`server_optimizer.coverage_mask`).
+        changes only coordinates that an update covers (`coverage_mask` of
+        `federated.engine.server_optimizer`).
     trains: returns the submodels of the menu that an update of a submodel trains as a whole, with
         that submodel. In nested networks every update changes weights of smaller submodels, but
         only these were run on data with their own loss.
