@@ -43,8 +43,13 @@ def rename_data_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_job(name: str | None, options: dict[str, Any]) -> Job:
-    """Return the job of a worker from the options of `join`. Raises ConfigError, UsageError."""
+    """Return the job of a worker from the options of `join`. Raises ConfigError, UsageError, Unknown."""
     check_shard(options)
+    attack = options.get("attack", "")
+    if attack:
+        from federated.device.attacks.known_attacks import parse_attack  # loads numpy
+
+        parse_attack(attack)  # raises before the broker is reached
     memory = options["limit_memory"]
     return Job(
         name=reserve_name(derive_name()) if name is None else check_agent_name(name),
@@ -60,7 +65,7 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
         limits=Limits(options["limit_cpus"], parse_size(memory) if memory else None),
         labels=check_labels(options["labels"]),
         trainer=options.get("trainer", DEFAULT),
-        attack=options.get("attack", ""),
+        attack=attack,
     )
 
 

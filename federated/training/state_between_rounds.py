@@ -7,11 +7,11 @@ was lost, rejected or late therefore leaves a file that no task names: a repeate
 the same memory as the first attempt, even if either side was restarted in between.
 
 Names that start with `c/` belong to tensors of the model (c/NAME, or c/KIND/NAME for the state of
-the optimiser). Their file holds the union of
-all parts of the tensor that the device ever trained: a round replaces the part that its submodel
-covers and leaves all other entries and layers unchanged; new entries start at 0. The union can be
-larger than the submodel, so it is never loaded as a whole, nor memory-mapped (mapped pages count as
-the process's memory): reads and copies go through blocks of rows.
+the optimiser). Their file holds the union of all parts of the tensor that the device ever trained:
+a round replaces the part that its submodel covers and leaves all other entries and layers
+unchanged; new entries start at 0. The union can be larger than the submodel, so it is never loaded
+as a whole, nor memory-mapped (mapped pages count as the process's memory): reads and copies go
+through blocks of rows.
 
 A file ends with MARK and the sha256 of all bytes before it. A damaged file counts as missing.
 """
