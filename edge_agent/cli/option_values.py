@@ -43,7 +43,7 @@ def rename_data_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_job(name: str | None, options: dict[str, Any]) -> Job:
-    """Return the job of a worker from the options of `join`. Raises ConfigError, UsageError, Unknown."""
+    """Return a worker's job from the options of `join`. Raises ConfigError, UsageError, Unknown."""
     check_shard(options)
     attack = options.get("attack", "")
     if attack:
