@@ -30,7 +30,7 @@ from models.layers.batch_norm import calibrate, norms
 from models.submodel import Submodel
 from models.submodel_building import build
 
-__all__ = ["align", "analyse"]
+__all__ = ["align", "analyse", "choose_devices", "train_device"]
 
 EXAMPLES = 256
 MOST = 20  # devices
@@ -55,10 +55,22 @@ def centre(kernel: NDArray[np.floating]) -> NDArray[np.floating]:
     return centred
 
 
+def choose_devices(run: StoredRun, source: DataSource) -> dict[str, Submodel]:
+    """Return at most MOST devices of which an update was folded, each with its last submodel."""
+    _, last = count_steps(run)
+    chosen = sorted(last)[:: max(1, -(-len(last) // MOST))]
+    if len(chosen) < 2 or not {*chosen} <= {*name_devices(source.agents)}:
+        raise ConfigError(
+            f"run '{run.name}': expected a simulation in which two devices trained, since the "
+            "analysis trains their networks"
+        )
+    return {agent: last[agent] for agent in chosen}
+
+
 def train_device(run: StoredRun, agent: str, submodel: Submodel, source: DataSource) -> nn.Module:
-    """Return the device's network after a plain training of the epochs of a round."""
+    """Return the device's network after a plain training like that of the last round."""
     data = source.device(name_devices(source.agents).index(agent))
-    recipe = run.method.recipe(run.state, submodel)
+    recipe = run.method.recipe(replace(run.state, round=run.rounds - 1), submodel)
     steps = recipe.epochs * -(-len(data.x) // recipe.batch)
     received = run.method.dispatch(run.state, run.method.place(run.state, submodel))
     weights = {name: value.numpy() for name, value in received.items() if "/" not in name}
@@ -100,17 +112,11 @@ def analyse(folder: Path) -> list[Panel]:
     """
     run = load_stored_run(folder, folder.parent)
     source = DataSource.from_config(run.config)
-    _, last = count_steps(run)
-    chosen = sorted(last)[:: -(-len(last) // MOST)]
-    if len(chosen) < 2 or not {*chosen} <= {*name_devices(source.agents)}:
-        raise ConfigError(
-            f"run '{folder.name}': expected a simulation in which two devices trained, since the "
-            "analysis trains their networks"
-        )
+    chosen = choose_devices(run, source)
     x = torch.from_numpy(np.array(source.whole.x_held[:EXAMPLES]))
     found = {
-        agent: read_features(train_device(run, agent, replace(last[agent], branches=1), source), x)
-        for agent in chosen
+        agent: read_features(train_device(run, agent, submodel, source), x)
+        for agent, submodel in chosen.items()
     }
     panels, means = [], {}
     for section in sorted({section for features in found.values() for section in features}):

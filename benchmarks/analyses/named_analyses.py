@@ -11,6 +11,8 @@ from benchmarks.analyses import (
     branch_plans,
     client_similarity,
     cross_layer_steps,
+    fine_tuning,
+    gradient_distributions,
     step_sizes,
     weight_scales,
 )
@@ -24,6 +26,8 @@ ANALYSES: Mapping[str, Callable[[Path], list[Panel]]] = {
     "branches": branch_plans.analyse,
     "clients": client_similarity.analyse,
     "cross-layer": cross_layer_steps.analyse,
+    "fine-tuning": fine_tuning.analyse,
+    "gradients": gradient_distributions.analyse,
     "scales": weight_scales.analyse,
     "steps": step_sizes.analyse,
 }

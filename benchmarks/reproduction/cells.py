@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.analyses.fine_tuning import fine_tune_devices
 from benchmarks.analyses.named_analyses import measure
 from benchmarks.reproduction.experiment import CENTRAL, Cell
 from benchmarks.reproduction.flower import find_obstacle, run_flower
@@ -32,6 +33,8 @@ from federated.runtime.console import Say
 from federated.runtime.provenance import commit
 from federated.task import Card
 from models.submodel import Submodel
+
+FINE_TUNED = "fine-tuned"  # view of `benchmarks.analyses.fine_tuning`
 
 __all__ = ["Finished", "Place", "assign_groups", "run_cells"]
 
@@ -165,13 +168,20 @@ def find_scores(cell: Cell, config: Config, out: Path, run: Path) -> dict[str, f
     out: folder of the results. run: folder of the run.
     """
     members, found = assign_groups(config.simulate.agents, cell.groups), dict[str, float]()
+    tuned = cache(lambda: fine_tune_devices(run))
     for score in cell.experiment.scores.values():
         if ":" in score:
             found[score] = measure(score, run)
         elif "/" in score:
-            group = score.split("/")[1]  # the device of central training belongs to each
+            view, group, *metric = score.split("/")
+            values = (
+                tuned()
+                if view == FINE_TUNED
+                else read_scores(out / f"seed{cell.seed}.csv", view, *metric)
+            )
+            # the device of central training belongs to each group
             those = [int(group or 0)] if cell.row is CENTRAL else members
-            found[score] = score_group(out / f"seed{cell.seed}.csv", score, those)
+            found[score] = average_group(values, those, score)
     return found
 
 
@@ -210,23 +220,30 @@ def read_card(name: str, root: str | None) -> Card:
     return loading.load_central(name, root).card()
 
 
-def score_group(path: Path, score: str, members: Sequence[int]) -> float:
-    """Return the mean accuracy, or another metric, of the devices of a group, of each its latest in
-    a view.
-
-    path: file of scores of one seed.
-    score: VIEW/GROUP or VIEW/GROUP/METRIC; an empty GROUP is that of all devices.
-    members: group of each device.
-    """
-    view, group, *metric = score.split("/")
-    names = name_devices(len(members))
-    mine = {name for name, one in zip(names, members, strict=True) if group in ("", str(one))}
+def read_scores(path: Path, view: str, metric: str = "accuracy") -> dict[str, float]:
+    """Return the latest score of each device in a view. path: file of scores of one seed."""
     with path.open(newline="") as file:
-        latest = {
-            line["agent"]: float(line[metric[0] if metric else "accuracy"])
+        return {
+            line["agent"]: float(line[metric])
             for line in csv.DictReader(file)
-            if line["view"] == view and line["agent"] in mine
+            if line["view"] == view
         }
-    if not latest:
+
+
+def average_group(values: Mapping[str, float], members: Sequence[int], score: str) -> float:
+    """Return the mean of the values of a group's devices.
+
+    values: by device.
+    members: group of each device.
+    score: VIEW/GROUP or VIEW/GROUP/METRIC; an empty GROUP is that of all devices.
+    """
+    group = score.split("/")[1]
+    names = name_devices(len(members))
+    mine = [
+        values[name]
+        for name, one in zip(names, members, strict=True)
+        if group in ("", str(one)) and name in values
+    ]
+    if not mine:
         raise ConfigError(f"no device has the score '{score}': set evaluate.local, or other groups")
-    return statistics.fmean(latest.values())
+    return statistics.fmean(mine)

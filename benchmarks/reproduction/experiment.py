@@ -111,8 +111,9 @@ class Experiment(Part, frozen=True, kw_only=True):
     note: how the experiment differs from the paper.
     scores: title -> score of a run (see `docs/simulation.md`); VIEW/GROUP or VIEW/GROUP/METRIC: the
         mean accuracy or other metric of a group of devices in a view, such as `after/0`, of all
-        devices without a GROUP; a cost (see `run_costs`); or ANALYSIS:PANEL/ROW, the mean
-        of a row of an analysis (see `benchmarks.analyses.named_analyses`).
+        devices without a GROUP, or their accuracy after another epoch (`fine-tuned/0`); a cost
+        (see `run_costs`); or ANALYSIS:PANEL/ROW, the mean of a row of an analysis (see
+        `benchmarks.analyses.named_analyses`).
     largest_first: the first group trains the largest submodel.
     columns, rows: of the table.
     scales: by name.

@@ -39,6 +39,7 @@ __all__ = [
     "fedavg",
     "finish",
     "learning_rate",
+    "list_sent",
     "move_to_group",
     "parts",
     "place",
@@ -138,15 +139,23 @@ def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -
     """
     network = submodels[0].network
     whole = full(network, submodels[0].features)
-    kept = shapes(whole) | (statistics(whole) if settings["norm"] == "tracked" else {})
+    kept = list_sent(whole, settings)
     return State(0, {name: tensors[name] for name in kept}, settings, menu=tuple(submodels))
+
+
+def list_sent(submodel: Submodel, settings: Settings) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors that a device sends: parameters, and running statistics
+    under tracked norm.
+    """
+    return shapes(submodel) | (statistics(submodel) if settings["norm"] == "tracked" else {})
 
 
 def place(state: State, submodel: Submodel) -> Plan:
     """Return the leading corners. With `sharing = "architecture"`, each size has its own homes."""
-    local = shapes(submodel) | (statistics(submodel) if state.settings["norm"] == "tracked" else {})
     plan = corners(
-        {home: tuple(value.shape) for home, value in state.tensors.items()}, submodel, local
+        {home: tuple(value.shape) for home, value in state.tensors.items()},
+        submodel,
+        list_sent(submodel, state.settings),
     )
     if separates_sizes(state.settings):
         return replace(

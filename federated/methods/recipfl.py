@@ -50,6 +50,7 @@ from federated.engine.server_optimizer import ServerOptimizer, adamw, step
 from federated.engine.update_contributions import Part
 from federated.method import MODES, Method, Setting, Settings, State, Tensors, vary
 from federated.methods import fedavg as base
+from federated.methods.common.other_networks import MODELS
 from federated.methods.common.recipfl_student_training import HOOKS, PREFIX, passes, with_student
 from federated.methods.hypernetwork import graph_hypernetwork as hyper
 from federated.methods.hypernetwork.submodel_menu import inactive, propose
@@ -81,11 +82,7 @@ SETTINGS: Mapping[str, Setting] = {
         "with an exit of its own",
         ("width", "depth"),
     ),
-    "models": Setting(
-        (),
-        "networks of weaker devices; empty: smaller versions of the run's network",
-        each=str,
-    ),
+    "models": MODELS,
     "transfer": Setting(True, "devices with the largest submodel train the smallest too"),
     "hidden": Setting(32, "hidden size of the hypernetwork, a multiple of 4"),
     "cap": Setting(

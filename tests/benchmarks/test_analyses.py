@@ -13,13 +13,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from benchmarks.analyses import fine_tuning
 from benchmarks.analyses.block_similarity import compare_layers, match_greedily
 from benchmarks.analyses.client_similarity import align
 from benchmarks.analyses.command import command
+from benchmarks.analyses.gradient_distributions import measure_overlap
 from benchmarks.analyses.named_analyses import ANALYSES, measure
 from benchmarks.analyses.panels import make_panel
 from benchmarks.analyses.round_history import READER, read_history
 from benchmarks.analyses.weight_scales import measure_scale
+from coordinator.release.stored_run import find_submodel, load_stored_run
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate_run
 from federated.errors import ConfigError, Unknown
@@ -95,6 +98,17 @@ def test_the_scale_of_a_layer_is_the_mean_norm_of_its_maps() -> None:
     assert measure_scale(torch.tensor([[[[1.0, -2.0]], [[0.0, 5.0]]]])) == pytest.approx(4.0)
 
 
+def test_distributions_overlap_where_both_have_changes() -> None:
+    """Shares .5 .5 0 and 0 .5 .5 have half in common; with a third, (.5 + .75 + .75) / 3."""
+    one, other, third = (
+        np.array([0.5, 0.5, 0]),
+        np.array([0, 0.5, 0.5]),
+        np.array([0.25, 0.5, 0.25]),
+    )
+    assert measure_overlap([one, other]) == pytest.approx(0.5)
+    assert measure_overlap([one, other, third]) == pytest.approx(2 / 3)
+
+
 def test_the_means_of_a_panel_leave_out_missing_numbers() -> None:
     panel = make_panel("t", {("a", "1"): 1.0, ("a", "2"): 3.0, ("b", "2"): 5.0})
     assert panel.means == {"a": 2.0, "b": 5.0}
@@ -131,6 +145,54 @@ def test_the_features_of_devices_are_compared(apart: Path) -> None:
         assert 0 < panel.values[0, 1] < 1
         assert panel.values[0, 1] == pytest.approx(panel.values[1, 0])
     assert mean.rows == ("section 0", "section 1", "section 2")
+
+
+def test_devices_fine_tune_their_own_submodels(
+    apart: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two devices of 32 examples train two steps of 16; more epochs answer more correctly."""
+    [panel] = ANALYSES["fine-tuning"](apart)
+    assert panel.rows == ("d0", "d1")
+    monkeypatch.setattr(fine_tuning, "EPOCHS", 30)
+    [longer] = ANALYSES["fine-tuning"](apart)
+    assert longer.values.mean() > panel.values.mean() + 0.2
+    assert longer.values.max() <= 1
+
+
+def test_fine_tuned_networks_are_generated_for_their_device(tmp_path: Path) -> None:
+    """RecipFL generates weights for the classes of a device, which the run's database has."""
+    run = simulate(
+        tmp_path, "recipfl", model_name="mlp", method_hidden=8, simulate_partition="classes:5@40"
+    )
+    [panel] = ANALYSES["fine-tuning"](run)
+    assert panel.rows == ("d0", "d1")
+    assert ((panel.values >= 0) & (panel.values <= 1)).all()
+
+
+def test_layers_that_a_device_keeps_are_fine_tuned_too(tmp_path: Path) -> None:
+    run = simulate(
+        tmp_path,
+        "flexifed",
+        method_strategy="basic",
+        assign_submodels={"d0": "w1-d2.2.2", "d1": "w1-d4.4.4"},
+        method_depths=[2, 4],
+    )
+    assert fine_tuning.find_own_layers(
+        run, "d1", find_submodel(load_stored_run(run, tmp_path), "w1-d4.4.4"), 2
+    )
+    assert ANALYSES["fine-tuning"](run)[0].rows == ("d0", "d1")
+
+
+def test_the_changes_of_layers_are_distributed(apart: Path) -> None:
+    distribution, deviation, overlap = ANALYSES["gradients"](apart)
+    assert distribution.values.sum(1) == pytest.approx(100)
+    assert deviation.columns == ("d0", "d1")
+    shallow, deep = "sections.0.0.conv1", "sections.2.3.conv1"
+    assert {shallow, deep} <= {*deviation.rows}
+    assert math.isnan(deviation.values[deviation.rows.index(deep), 0]), "d0 lacks the block"
+    assert (deviation.values[deviation.rows.index(shallow)] > 0).all()
+    assert deep not in overlap.rows
+    assert ((overlap.values > 0) & (overlap.values <= 1)).all()
 
 
 def test_step_sizes_of_every_submodel_are_shown_by_round(tmp_path: Path) -> None:

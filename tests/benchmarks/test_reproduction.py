@@ -13,9 +13,10 @@ from benchmarks.reproduction import experiment as experiments
 from benchmarks.reproduction.cells import (
     Finished,
     assign_groups,
+    average_group,
     pin_groups,
     read_log,
-    score_group,
+    read_scores,
 )
 from benchmarks.reproduction.command import command
 from benchmarks.reproduction.experiment import find_experiment, list_experiments
@@ -239,11 +240,12 @@ def test_the_score_of_a_group_is_the_mean_of_its_devices_latest_ones(tmp_path: P
         "round,view,agent,accuracy\n1,after,d0,0.1\n1,after,d1,0.4\n2,before,d1,0.9\n"
         "2,after,d1,0.5\n2,after,d2,0.7\n2,after,,0.8\n"
     )
-    assert score_group(path, "after/0", [0, 1, 1]) == pytest.approx(0.1)
-    assert score_group(path, "after/1", [0, 1, 1]) == pytest.approx(0.6)
-    assert score_group(path, "after//accuracy", [0, 1, 1]) == pytest.approx(1.3 / 3)
+    found = read_scores(path, "after")
+    assert average_group(found, [0, 1, 1], "after/0") == pytest.approx(0.1)
+    assert average_group(found, [0, 1, 1], "after/1") == pytest.approx(0.6)
+    assert average_group(found, [0, 1, 1], "after//accuracy") == pytest.approx(1.3 / 3)
     with pytest.raises(ConfigError, match="local"):
-        score_group(path, "labels/1", [0, 1, 1])
+        average_group(read_scores(path, "labels"), [0, 1, 1], "labels/1")
 
 
 def test_a_torn_line_of_the_log_is_removed_and_another_file_is_refused(tmp_path: Path) -> None:

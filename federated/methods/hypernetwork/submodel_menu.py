@@ -4,7 +4,6 @@ other networks.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -12,14 +11,13 @@ from federated.errors import ConfigError
 from federated.method import Settings
 from federated.methods.common.exit_submodels import sort_menu
 from federated.methods.common.inactive_mechanisms import one_size
+from federated.methods.common.other_networks import propose_networks
 from federated.methods.common.width_depth_submodels import propose_sizes
 from federated.methods.hypernetwork.operation_graph import read_graph
 from federated.runtime.extension_errors import explain_lookup
-from models import named_network
-from models.cost import cost
 from models.families.catalogue import POINT
-from models.submodel import Network, Submodel, Target
-from models.submodel_building import full, parameters
+from models.submodel import Network, Submodel
+from models.submodel_building import full
 
 __all__ = ["inactive", "propose"]
 
@@ -42,7 +40,7 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
         )
     with explain_lookup(POINT):
         if settings["models"]:
-            menu = other_networks(network, settings["models"])
+            menu = propose_networks(network, settings["models"])
         elif settings["shrink"] == "depth":
             menu = split_sections(network)
         else:
@@ -83,28 +81,3 @@ def split_sections(network: Network) -> tuple[Submodel, ...]:
         )
     mask = (whole.mask[0], *((0,) * len(m) for m in whole.mask[1:]))
     return sort_menu([replace(whole, mask=mask, features=("exits-adapter",)), whole])
-
-
-def other_networks(network: Network, models: Sequence[str]) -> tuple[Submodel, ...]:
-    """Return the networks of these names by parameters, for the run's data, and last the run's own
-    network, which belongs to the strong devices.
-
-    Neither parameters nor multiply-adds alone show which network is larger: on 32x32 images VGG-16
-    has fewer parameters than ResNet-101 but twice its multiply-adds, and the poster calls it the
-    larger one. So a network is rejected only if it exceeds the run's own in both.
-
-    LookupError, ValueError: see `models.named_network.network`
-    ValueError: a network is larger than the run's own
-    """
-    target: Target = "token" if network.objective in {"next", "masked"} else network.objective  # type: ignore[assignment]
-    whole, made = full(network), list[Submodel]()
-    for model in dict.fromkeys(models):
-        other = named_network.network(model, network.inputs, network.outputs, network, target)
-        made.append(full(replace(other, label=re.sub(r"[^A-Za-z0-9_.-]", "_", model))))
-        if parameters(made[-1]) > parameters(whole) and cost(made[-1]).macs > cost(whole).macs:
-            raise ValueError(
-                f"model '{model}' has more parameters and multiply-adds than the run's own model, "
-                f"which must be the largest: set model.name={model} and list the present one in "
-                "models"
-            )
-    return (*sort_menu(made), whole)

@@ -93,6 +93,34 @@ def test_the_smallest_is_so_in_width_and_depth():
     assert [submodel.name for submodel in menu] == ["w0.5-d1"]
 
 
+def test_other_networks_share_nothing():
+    """The run's network and a LeNet: each starts from weights of its own, and trains alone."""
+    chosen, net = find_method("exclusivefl"), network("resnet-small", (1, 28, 28), 10)
+    settings = configure(chosen, {"models": ["lenet-5"], "norm": "static"})
+    menu = weak, strong = chosen.menu(net, settings)
+    assert [submodel.name for submodel in menu] == ["lenet-5-w1-d1.1", "w1-d2.2.2"]
+    state = chosen.start(initial(net, 0), menu, settings)
+    assert chosen.assign(state, None, menu, np.random.default_rng(0)) == strong
+    lenet = initial(weak.network, 0)
+    assert all(torch.equal(value, lenet[name]) for name, value in view(chosen, state, weak).items())
+    after = played(chosen, state, (weak, 2.0, 1), (strong, 8.0, 5), (weak, 6.0, 3))
+    assert all(bool((value == 5).all()) for value in view(chosen, after, weak).values())
+    trained = view(chosen, after, strong)
+    assert all(bool((trained[name] == 8).all()) for name in shapes(strong))
+
+
+def test_the_smallest_may_be_of_another_family():
+    chosen, net = find_method("allsmall"), network("resnet-small", (1, 28, 28), 10)
+    settings = configure(chosen, {"models": ["vgg-9-small", "lenet-5"], "norm": "static"})
+    menu = chosen.menu(net, settings)
+    assert [submodel.name for submodel in menu] == ["lenet-5-w1-d1.1"]
+    state = chosen.start(initial(net, 0), menu, settings)
+    assert not any(True for _ in chosen.inactive(menu, settings))
+    after = played(chosen, state, (menu[0], 1.0, 1), (menu[0], 5.0, 3))
+    assert after.tensors.keys() == state.tensors.keys()
+    assert all(bool((value == 4).all()) for value in view(chosen, after, menu[0]).values())
+
+
 @pytest.mark.parametrize("name", ["allsmall", "fedrolex", "fjord", "flexifed", "heterofl"])
 def test_a_method_with_fixed_sharing_has_no_setting_for_it(name):
     with pytest.raises(Unknown, match=f"unknown {name} setting 'sharing'"):
