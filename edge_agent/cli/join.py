@@ -86,7 +86,8 @@ UNENROLLED = (
     default=AUTO,
     show_default=True,
     help=f"trainer: {', '.join(TRAINERS)}, one of an installed package, or a function of your own; "
-    f"{AUTO}: {DEFAULT}, or onnx without PyTorch",
+    f"{AUTO}: {DEFAULT}; onnx without PyTorch, or where `edge-agent profile --compare-trainers` "
+    "found it faster for the run's family of networks",
 )
 @click.option(
     "--name",

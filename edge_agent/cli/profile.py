@@ -68,6 +68,13 @@ __all__ = ["profile"]
 @DEVICE
 @click.option("--fresh", is_flag=True, help="ignore cached measurements")
 @click.option(
+    "--compare-trainers",
+    "compare",
+    is_flag=True,
+    help="also compare training with ONNX Runtime and with PyTorch, for `join --trainer auto`; "
+    "exports a training step of each network, which takes seconds to minutes",
+)
+@click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.json",
@@ -82,6 +89,7 @@ def profile(
     threads: int,
     broker: str | None,
     fresh: bool,
+    compare: bool,
     name: str | None,
     out: Path | None,
     form: str,
@@ -100,6 +108,8 @@ def profile(
         given = {**options, "model": model, "shard": None, "partition": None, "seed": None}
         job = replace(make_job(check_agent_name(name), given), data=options["data"] or "")
         models = tuple(dict.fromkeys([*split_words(families), *split_words(model)]))
-        request = ProfileRequest(models, split_words(runtimes), batch, threads, broker or "", fresh)
+        request = ProfileRequest(
+            models, split_words(runtimes), batch, threads, broker or "", fresh, compare
+        )
         if text := profile_device(job, request, out, form, speaker(form)):
             click.echo(text)

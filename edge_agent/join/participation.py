@@ -27,6 +27,7 @@ from edge_agent.join.training_process_control import Job, Worker
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_run_files import LIMIT, Spool
 from federated.device.agent_state import describe_activity
+from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import (
     EspalierError,
     FleetError,
@@ -149,9 +150,19 @@ class JoinRequest:
 
 
 def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) -> JoinResult:
-    """Load the data, measure the device, and take part until the run ends or `stop` is set. Raises
-    EspalierError.
+    """Load the data, measure the device, and take part until the run ends or `stop` is set. If the
+    run refuses the trainer that this device chose, use the default one. Raises EspalierError.
     """
+    end, trainer = _join_once(request, stop, say)
+    if not end.refused or trainer == request.job.trainer:
+        return end
+    say(f"joining again with the trainer '{DEFAULT}': {end.reason}")
+    job = replace(request.job, trainer=DEFAULT)
+    return _join_once(replace(request, job=job), stop, say)[0]
+
+
+def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[JoinResult, str]:
+    """Take part in a run once. Return the trainer, too. Raises EspalierError."""
     job, session = request.job, secrets.token_hex(8)
     conditions = Conditions(request.when)
     with ExitStack() as stack:
@@ -185,7 +196,7 @@ def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) ->
             manager.ping(lambda: _describe_status(participant))
             remeasure(participant, worker, watch, say)
 
-        return take_part(participant, stop, say, after_turn)
+        return take_part(participant, stop, say, after_turn), worker.job.trainer
 
 
 def _open_link(request: JoinRequest, run: messages.Run, session: str) -> Link:

@@ -21,7 +21,8 @@ import msgspec
 from edge_agent.device.board import is_metered, read_processor_name
 from edge_agent.device.heat_and_load import BUSY, Heat, measure_load, read_heat
 from edge_agent.device.measurement_cache import read_versions
-from edge_agent.join.training_process_control import Calibrated, Job, Order, Worker
+from edge_agent.join.trainer_choice import GAIN
+from edge_agent.join.training_process_control import Calibrated, Compared, Job, Order, Worker
 from federated.device.profile_file import (
     FORMAT,
     RUNTIMES,
@@ -33,6 +34,7 @@ from federated.device.profile_file import (
 from federated.errors import (
     ConfigError,
     EspalierError,
+    ExportError,
     MissingExtra,
     Unknown,
     explain_os_errors,
@@ -62,6 +64,7 @@ class ProfileRequest:
     threads: 0 finds the best number.
     broker: measure the uplink to it; empty for none.
     fresh: ignore cached timings.
+    compare: also compare ONNX Runtime with PyTorch in training.
     """
 
     models: tuple[str, ...] = ()
@@ -70,6 +73,7 @@ class ProfileRequest:
     threads: int = 0
     broker: str = ""
     fresh: bool = False
+    compare: bool = False
 
 
 def profile_device(job: Job, request: ProfileRequest, out: Path | None, form: str, say: Say) -> str:
@@ -105,7 +109,10 @@ def measure_sheet(job: Job, request: ProfileRequest, say: Say) -> Sheet:
         for line in describe_device(profile, heat, worker.limits):
             say(line)
         chunk, uplink = _measure_uplink(job, request.broker, say)
-        calibrations, circumstances = _calibrate_all(worker, request, say)
+        calibrations, conditions = _calibrate_all(worker, request, say)
+        if request.compare:
+            conditions += _compare_trainers(worker, request, say)
+    circumstances = _merge(conditions)
     if circumstances.throttled:
         say("the device throttled while it was measured: timings of a hot device are not cached")
     if circumstances.busy >= BUSY:
@@ -171,7 +178,7 @@ def _measure_uplink(job: Job, broker: str, say: Say) -> tuple[int, float]:
 
 def _calibrate_all(
     worker: Worker, request: ProfileRequest, say: Say
-) -> tuple[tuple[Calibration, ...], Circumstances]:
+) -> tuple[tuple[Calibration, ...], list[Circumstances]]:
     """Calibrate every family with every runtime. A default family that does not fit the data and a
     default runtime that is not installed are skipped.
     """
@@ -192,7 +199,7 @@ def _calibrate_all(
             say(_describe_calibration(order, found[-1]))
     if not found:
         raise ConfigError(f"no calibration possible: {errors[0]}")
-    return tuple(one.calibration for one in found), _merge([one.circumstances for one in found])
+    return tuple(one.calibration for one in found), [one.circumstances for one in found]
 
 
 def _calibrate(worker: Worker, order: Order) -> Calibrated:
@@ -207,6 +214,42 @@ def _calibrate(worker: Worker, order: Order) -> Calibrated:
     with tempfile.TemporaryDirectory(prefix="espalier-") as folder:
         files = export_graphs(found.missing, found.dtype, Path(folder))
         return worker.calibrate(replace(order, files=files))
+
+
+def _compare_trainers(worker: Worker, request: ProfileRequest, say: Say) -> list[Circumstances]:
+    """Compare the trainers for each network, and say which one is faster. Steps are exported here,
+    like graphs. A network whose step cannot be exported is skipped. Raises MissingExtra,
+    ConfigError.
+    """
+    from edge_agent.join.speed_calibration import export_step
+
+    conditions = list[Circumstances]()
+    for model in request.models or FAMILIES:
+        order = Order(model, "onnx", request.batch, request.threads, request.fresh)
+        try:
+            with (
+                show_progress(f"comparing trainers for {model}"),
+                tempfile.TemporaryDirectory(prefix="espalier-") as folder,
+            ):
+                found = worker.compare_trainers(order)
+                if not found.ratio:
+                    files = export_step(found.submodel, order.batch, Path(folder))
+                    found = worker.compare_trainers(replace(order, files=files))
+        except ExportError as error:
+            say(f"{model}: trainers not compared: {error}")
+            continue
+        conditions.append(found.circumstances)
+        say(_describe_comparison(model, found))
+    return conditions
+
+
+def _describe_comparison(model: str, found: Compared) -> str:
+    chosen = "onnx" if found.ratio < GAIN else "pytorch"
+    use = f"join with --trainer {chosen}" if ":" in model else f"--trainer auto uses {chosen}"
+    return (
+        f"{model}: a training step takes {found.ratio:.2f} times as long with ONNX Runtime as with "
+        f"PyTorch: {use}"
+    )
 
 
 def _describe_calibration(order: Order, found: Calibrated) -> str:

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edge_agent.device.measurement_cache import MeasurementCache, describe_surroundings
-from edge_agent.device.profiling import TimingSite, make_timing_key, time_submodels
-from edge_agent.join.training_process_control import Calibrated, Job, Order
+from edge_agent.device.profiling import TimingSite, make_timing_key, time_step, time_submodels
+from edge_agent.join.trainer_choice import compares, find_ratio
+from edge_agent.join.training_process_control import Calibrated, Compared, Job, Order
 from export.latency import measure_latency
 from federated.data.dataset import Dataset
 from federated.device.profile_file import Calibration
 from federated.device.trainers.trainer import Trainer
+from federated.errors import ConfigError
 from federated.runtime.extension_errors import explain_lookup, report_failure
-from federated.task import Timing
+from federated.task import Recipe, Timing
 from models.families.catalogue import POINT
 from models.menu import probes
 from models.named_network import find_typical_data, network
@@ -32,8 +35,10 @@ from models.submodel_building import build
 __all__ = [
     "build_network",
     "calibrate",
+    "compare_trainers",
     "draw_examples",
     "export_graphs",
+    "export_step",
     "select_probes",
 ]
 
@@ -56,6 +61,36 @@ def calibrate(job: Job, data: Any, order: Order, trainer: Trainer) -> Calibrated
         calibration = Calibration(net.family, "torch", "train", threads, timings)
         return Calibrated(calibration, cache.circumstances, cache.taken)
     return _time_graphs(net, data, order, cache)
+
+
+def compare_trainers(job: Job, data: Any, order: Order, trainer: Trainer) -> Compared:
+    """Compare a training step with ONNX Runtime with that of a trainer, for the largest of the
+    submodels that `select_probes` returns, with as many threads. data: the device's own, or None.
+
+    Raises Unknown for an unknown model, ConfigError.
+    """
+    if not compares(trainer):
+        raise ConfigError(
+            f"expected PyTorch on the processor to compare with, found {trainer.runtime}"
+        )
+    data = data or draw_examples(order.model, order.batch)
+    net = build_network(order.model, data)
+    cache = MeasurementCache(describe_surroundings(job.limits, trainer.runtime), fresh=order.fresh)
+    probe = select_probes(net)[-1]
+    path, threads = order.files.get(probe.name), order.threads or job.limits.threads
+
+    def measure() -> float:
+        from federated.device.trainers.onnx_trainer import OnnxTrainer
+
+        graphs, seconds = OnnxTrainer("cpu"), list[float]()
+        graphs.use_graphs({"step": Path(path or "")})
+        for one in (graphs, trainer):
+            one.use_threads(threads)
+            seconds.append(time_step(probe, order.batch, data, one))
+        return seconds[0] / seconds[1]
+
+    ratio = find_ratio(net.family, cache, measure if path else None)
+    return Compared(ratio, probe, cache.circumstances)
 
 
 def select_probes(net: Network) -> tuple[Submodel, ...]:
@@ -128,6 +163,20 @@ def _time_graph(path: str, x: Any, threads: int) -> float:
         raise FileNotFoundError
     session = load(Path(path), threads=threads)
     return measure_latency(lambda: session.predict(x), runs=RUNS, seconds=SECONDS).p50
+
+
+def export_step(submodel: Submodel, batch: int, folder: Path) -> dict[str, str]:
+    """Export a training step of a submodel; return its path by the submodel's name. Raises
+    MissingExtra, ExportError.
+    """
+    from export.trainstep.graph_export import export_graph
+    from export.trainstep.training_step import make_step
+
+    # as many examples as the graph of a run takes
+    data = export_graph(make_step(submodel, Recipe(batch=batch), batch + 1))
+    path = folder / f"{sha256(data).hexdigest()}.onnx"
+    path.write_bytes(data)
+    return {submodel.name: str(path)}
 
 
 def export_graphs(submodels: Sequence[Submodel], dtype: str, folder: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ import msgspec
 
 from edge_agent.join.code_permission import check_allowed, check_run, import_network, load_own
 from edge_agent.join.task_measurement import TaskGauge
-from edge_agent.join.training_process_control import Calibrated, Channel, Job, Order
+from edge_agent.join.training_process_control import Calibrated, Channel, Compared, Job, Order
 from federated.device.attacks.known_attacks import parse_attack
 from federated.device.attacks.malicious_trainer import make_malicious
 from federated.device.task_execution import carry_out
@@ -157,6 +157,21 @@ def _calibrate(site: Site, message: dict[str, Any]) -> Calibrated:
     return calibrate(site.job, site.data, order, site.trainer)
 
 
+def _compare(site: Site, message: dict[str, Any]) -> Compared:
+    from edge_agent.join.speed_calibration import compare_trainers
+
+    order = msgspec.convert(message["order"], Order)
+    return compare_trainers(site.job, site.data, order, site.trainer)
+
+
+def _choose(site: Site, message: dict[str, Any]) -> str:
+    from edge_agent.device.measurement_cache import MeasurementCache, describe_surroundings
+    from edge_agent.join.trainer_choice import choose_trainer
+
+    cache = MeasurementCache(describe_surroundings(site.job.limits, site.trainer.runtime))
+    return choose_trainer(message["family"], cache, site.trainer)
+
+
 def _check_models(site: Site, message: dict[str, Any]) -> None:
     from edge_agent.join.speed_calibration import build_network, draw_examples
 
@@ -164,9 +179,12 @@ def _check_models(site: Site, message: dict[str, Any]) -> None:
         build_network(model, site.data or draw_examples(model, 2))
 
 
-HANDLERS: dict[str, Callable[[Site, dict[str, Any]], Calibrated | Profile | None]] = {
+Handled = Calibrated | Compared | Profile | str | None
+HANDLERS: dict[str, Callable[[Site, dict[str, Any]], Handled]] = {
     "calibrate": _calibrate,
     "check models": _check_models,
+    "choose": _choose,
+    "compare": _compare,
     "describe": _describe,
     "measure": _measure,
 }

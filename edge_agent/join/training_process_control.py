@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
@@ -26,14 +26,14 @@ from edge_agent.device.process_limits import Limits, ProcessLimiter
 from federated.data.download_progress import Show
 from federated.device.profile_file import Calibration, Circumstances
 from federated.device.task_runner_interface import Outcome
-from federated.device.trainers.catalogue import DEFAULT
+from federated.device.trainers.catalogue import AUTO, DEFAULT
 from federated.errors import ConfigError, DataError, EspalierError, MissingExtra, UsageError
 from federated.system.child_processes import OWN_GROUP, was_killed
 from federated.task import Card, Profile, Task
 from federated.wire import messages
 from models.submodel import Submodel
 
-__all__ = ["Calibrated", "Channel", "Job", "Order", "Worker"]
+__all__ = ["Calibrated", "Channel", "Compared", "Job", "Order", "Worker"]
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +115,19 @@ class Calibrated:
     dtype: str = ""
 
 
+@dataclass(frozen=True)
+class Compared:
+    """The result of a comparison of trainers.
+
+    ratio: the time of a training step with ONNX Runtime, divided by PyTorch's; 0: export the step
+        of `submodel` first.
+    """
+
+    ratio: float
+    submodel: Submodel
+    circumstances: Circumstances
+
+
 class Channel:
     """Send and receive plain values over two pipes as msgpack, which executes nothing.
 
@@ -174,6 +187,7 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self._undecided = job.trainer == AUTO
         self._task: Task | None = None
         self.progress = (0, 0)
         self._number = 0  # of the current task; answers to earlier ones are ignored
@@ -239,8 +253,25 @@ class Worker:
 
         fresh: ignore cached timings.
         """
+        if not fresh:
+            self._choose_trainer(run)
         request = {"do": "measure", "run": msgspec.to_builtins(run), "fresh": fresh}
         return msgspec.convert(self._request(request), Profile)
+
+    def _choose_trainer(self, run: messages.Run) -> None:
+        """Use the trainer that was measured to be faster, if the owner lets this device choose. A
+        method that surveys devices needs PyTorch for that. The choice holds from then on.
+        """
+        if not self._undecided or run.network is None:
+            return
+        self._undecided = False
+        name = AUTO if run.menu else self._request({"do": "choose", "family": run.network.family})
+        if name != AUTO:
+            log.info("using the trainer '%s', measured to be faster on this device", name)
+            self.close()
+            self.job = replace(self.job, trainer=name)
+            self._start()
+            self.load()
 
     def describe(self) -> Profile:
         """Return the device's profile without timings."""
@@ -258,6 +289,13 @@ class Worker:
         """
         request = {"do": "calibrate", "order": msgspec.to_builtins(order)}
         return msgspec.convert(self._request(request), Calibrated)
+
+    def compare_trainers(self, order: Order) -> Compared:
+        """Compare training with ONNX Runtime and PyTorch (see `edge_agent.join.trainer_choice`).
+        The process continues after an error.
+        """
+        request = {"do": "compare", "order": msgspec.to_builtins(order)}
+        return msgspec.convert(self._request(request), Compared)
 
     def rehearse(self, task: Task, weights: Path, result: Path) -> None:
         """Perform one task and wait for it. Raises EspalierError if it fails."""

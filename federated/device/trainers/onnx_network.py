@@ -111,6 +111,18 @@ class OnnxNetwork:
         sent, memory = self._close(begun, done)
         return TrainingResult(self._read_tensors(), loss, done, sent, memory)
 
+    def make_stepper(self, data: TrainingData) -> Callable[[], object]:
+        """Return a function that takes one step on all the examples."""
+        session = self._find("step")
+        values, chosen = self._begin(session, data), np.arange(len(data.y))
+
+        def step() -> None:
+            values.update(self._make_step_inputs(session, data, chosen, 0))
+            for name, value in session.run(values).items():
+                values[name.removeprefix(NEXT)] = value
+
+        return step
+
     def calibrate(
         self, x: Array, stop: Callable[[], bool] | None = None
     ) -> tuple[dict[str, Array], int]:

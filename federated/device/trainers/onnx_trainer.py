@@ -9,8 +9,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+import numpy as np
 import onnxruntime
 
 from federated.device.trainers.graph_checks import load_graph
@@ -19,8 +20,9 @@ from federated.device.trainers.graph_session import GraphSession
 from federated.device.trainers.onnx_network import OnnxNetwork
 from federated.device.trainers.trainer import Shapes, Start
 from federated.errors import ConfigError, Refused
+from federated.task import Recipe
 from federated.trainer_capabilities import CAPABILITIES, GRAPHS
-from federated.training.training_inputs import Array, Examples
+from federated.training.training_inputs import Array, Examples, TrainingSet
 from federated.wire.messages import Run
 from models.submodel import Submodel
 
@@ -80,12 +82,21 @@ class OnnxTrainer:
         return {}
 
     def training_memory(self, submodel: Submodel, batch: int) -> int:
-        refuse_timing()
+        raise Refused(
+            "the trainer 'onnx' cannot predict its memory: install the extra 'train' and use the "
+            "trainer 'pytorch'"
+        )
 
     def stepper(
         self, submodel: Submodel, x: Array, y: Array, labels: Sequence[int]
     ) -> Callable[[], object]:
-        refuse_timing()
+        """Return a step with the graphs in use and with random weights. Raises Refused without."""
+        random, shapes = np.random.default_rng(0), self.shapes(submodel)
+        weights = {name: random.normal(0, 0.05, s) for name, s in shapes.parameters.items()}
+        weights |= {name: np.ones(shape) for name, shape in shapes.statistics.items()}
+        start = Start(submodel, Recipe(batch=len(x)), weights, seed=0)
+        network = OnnxNetwork.load(start, self._load(submodel))
+        return network.make_stepper(TrainingSet(x, y, labels))
 
     def _load(self, submodel: Submodel) -> Mapping[str, GraphSession]:
         """Return the graphs of a submodel, by kind. Raises Refused for one that must not run."""
@@ -99,13 +110,6 @@ class OnnxTrainer:
         while len(self._open) > OPEN:
             self._open.popitem(last=False)
         return found
-
-
-def refuse_timing() -> NoReturn:
-    raise Refused(
-        "the trainer 'onnx' trains only what a coordinator exported: install the extra 'train' and "
-        "use the trainer 'pytorch'"
-    )
 
 
 def collect_shapes(sessions: Sequence[GraphSession], kind: str) -> dict[str, tuple[int, ...]]:

@@ -188,8 +188,8 @@ class Trainer(Protocol):
 
 @runtime_checkable
 class GraphTrainer(Trainer, Protocol):
-    """A trainer that runs the training graphs that a task names. It is not asked for a `stepper`
-    and its `training_memory`, so its devices are not timed before they train.
+    """A trainer that runs the training graphs that a task names. It predicts no `training_memory`,
+    and needs the graphs for a `stepper`, so its devices are not timed before they train.
     """
 
     def use_graphs(self, graphs: Mapping[str, Path]) -> None:
