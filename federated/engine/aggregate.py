@@ -19,13 +19,23 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from federated.engine.blockwise_sums import Additions, Blocks, Layout, find_layout, pack
+from federated.engine import blockwise_sums
+from federated.engine.blockwise_sums import (
+    Blocks,
+    Layout,
+    Placed,
+    add_blockwise,
+    compile_rows,
+    find_layout,
+    pack,
+)
+from federated.engine.contribution_checks import check_outlines, outline_part
 from federated.engine.update_contributions import Part, RowParts, Weight
 from models.slicing import Row, Where, as_slices, corner
 
@@ -43,8 +53,6 @@ __all__ = [
     "sum_extra",
 ]
 
-COMPILED = 64  # plans and layouts whose additions a total keeps
-
 Key = tuple[str | int, ...]
 """Name of one contribution; only the first one with a given key is folded."""
 
@@ -61,6 +69,11 @@ class Sum:
     value: Tensor
     cover: dict[Where, list[Weight]] = field(default_factory=dict)
     spent: bool = False
+
+    @property
+    def extras(self) -> int:
+        """Number of extras of each part."""
+        return len(next(iter(self.cover.values()))) - 1
 
 
 class Total:
@@ -93,8 +106,8 @@ class Total:
         """Add the updates that wait."""
         waiting, self._waiting = self._waiting, []
         if waiting:
-            self._blocks.add(
-                [(one.additions, flat, one.factors(update)) for one, flat, update in waiting]
+            add_blockwise(
+                [(one.placed, flat, one.factors(update)) for one, flat, update in waiting]
             )
 
     def queue(self, update: RowParts) -> bool:
@@ -111,10 +124,10 @@ class Total:
             compiled = self._compile(update, layout)
             if compiled is None:
                 return False
-            if len(self._compiled) >= COMPILED:
+            if len(self._compiled) >= blockwise_sums.COMPILED:
                 self._compiled.clear()
             self._compiled[key] = compiled
-        compiled.count(self._sums, update)
+        compiled.count(update)
         self._waiting.append((compiled, flat, update))
         if len(self._waiting) >= self.most:
             self.settle()
@@ -124,18 +137,18 @@ class Total:
         """Compile the additions of all updates with these rows, layout and forms; None if a sum is
         not float32.
         """
-        rows = {i: row for i, row in enumerate(update.rows) if row.local in update.tensors}
-        check(self, [update.part(row) for row in rows.values()])
-        known = [self._sums[row.home] for row in rows.values() if row.home in self._sums]
-        if any(one.value.dtype != torch.float32 for one in known):
-            return None
-        new = {row.home: row.shape for row in rows.values() if row.home not in self._sums}
-        self._sums |= {home: Sum(value) for home, value in pack(new).items()}
-        for row in rows.values():
-            self._blocks.include(row.home, self._sums[row.home].value)
-        by_row = {name for name, terms in update.own.items() if isinstance(terms.weight, Tensor)}
-        additions = self._blocks.compile(rows, layout, joined=not update.own, by_row=by_row)
-        return Compiled(update.rows, tuple(rows.values()), additions)
+        rows = tuple(row for row in update.rows if row.local in update.tensors)
+        for home in dict.fromkeys(row.home for row in rows):
+            known = self._sums.get(home)
+            if known is not None and not self._blocks.include(home, known.value, known.extras):
+                return None
+        block = blockwise_sums.BLOCK
+        program = compile_rows(self._blocks.places, rows, layout, update.forms, block)
+        for home, value in pack({home: shape for home, (shape, _) in program.new.items()}).items():
+            self._sums[home] = Sum(value)
+            self._blocks.include(home, value, program.new[home][1])
+        covers = [(row.local, row.there, self._sums[row.home].cover) for row in rows]
+        return Compiled(update.rows, rows, self._blocks.place(program), covers)
 
 
 @dataclass(frozen=True)
@@ -144,26 +157,27 @@ class Compiled:
 
     plan: all rows of the plan
     rows: those whose tensors the updates hold
-    additions: of its tensors, by block
+    placed: their additions, by block
+    covers: local name, rectangle, and sums of weights, of each of these rows
     """
 
     plan: tuple[Row, ...]
     rows: tuple[Row, ...]
-    additions: Additions
+    placed: Placed
+    covers: Sequence[tuple[str, Where, dict[Where, list[Weight]]]]
 
     def factors(self, update: RowParts) -> list[Weight]:
-        """Return the factor of the values of each row of the plan."""
+        """Return the factor of the values of each row."""
         usual = update.terms.factor
         own = {name: terms.factor for name, terms in update.own.items()}
-        return [own.get(row.local, usual) for row in self.plan]
+        return [own.get(row.local, usual) for row in self.rows]
 
-    def count(self, sums: Mapping[str, Sum], update: RowParts) -> None:
+    def count(self, update: RowParts) -> None:
         """Add the weights and extras of an update to those of the rectangles."""
         usual = update.terms.columns
         own = {name: terms.columns for name, terms in update.own.items()}
-        for row in self.rows:
-            cover = sums[row.home].cover
-            cover[row.there] = add_columns(cover.get(row.there), own.get(row.local, usual))
+        for local, where, cover in self.covers:
+            cover[where] = add_columns(cover.get(where), own.get(local, usual))
 
 
 def fold(total: Total, parts: Iterable[Part], key: Key) -> bool:
@@ -186,41 +200,10 @@ def fold(total: Total, parts: Iterable[Part], key: Key) -> bool:
 
 def check(total: Total, parts: Iterable[Part]) -> None:
     """Raise ValueError if a part of an update does not fit its home."""
-    homes: dict[str, tuple[tuple[int, ...], int]] = {}  # shape and number of extras
-    for part in parts:
-        known = total._sums.get(part.home)
-        if known is not None and part.home not in homes:
-            columns = next(iter(known.cover.values()))
-            homes[part.home] = tuple(known.value.shape), len(columns) - 1
-        shape, extras = homes.setdefault(part.home, (part.shape, len(part.extra)))
-        check_shape(part, shape)
-        if len(part.extra) != extras:
-            raise ValueError(
-                f"part of {part.home}: expected {extras} extras as in earlier parts, "
-                f"found {len(part.extra)}"
-            )
-
-
-def check_shape(part: Part, shape: tuple[int, ...]) -> None:
-    """Raise ValueError if a part does not fit a home of this shape."""
-    fits = len(part.where) == len(shape) and all(
-        0 <= a < b <= n for (a, b), n in zip(part.where, shape, strict=True)
-    )
-    if (
-        part.shape != shape
-        or not fits
-        or tuple(part.value.shape) != tuple(b - a for a, b in part.where)
-    ):
-        raise ValueError(
-            f"part of {part.home}: values of shape {tuple(part.value.shape)} at {part.where} of "
-            f"{part.shape} do not fit a home of shape {shape}"
-        )
-    rows = tuple(part.weight.shape) if isinstance(part.weight, Tensor) else None
-    if rows is not None and rows != tuple(part.value.shape[:1]):
-        raise ValueError(
-            f"part of {part.home}: expected one weight for each of {part.value.shape[0]} rows, "
-            f"found weights of shape {rows}"
-        )
+    found = list(parts)
+    sums = {one.home: total._sums[one.home] for one in found if one.home in total._sums}
+    known = {home: (tuple(one.value.shape), one.extras) for home, one in sums.items()}
+    check_outlines(map(outline_part, found), known)
 
 
 def add(total: Total, part: Part) -> None:
@@ -325,18 +308,18 @@ def mean(total: Sum, old: Tensor | None = None) -> Tensor:
     out = sums if old is None or old.dtype == sums.dtype else torch.empty_like(old)
     for where, weight in regions(total):
         here = as_slices(where)
-        target, value = out[here], sums[here]
+        target = out[here]
+        if not isinstance(weight, Tensor) and weight > 0:
+            target.div_(weight) if out is sums else target.copy_(sums[here] / weight)
+            continue
         kept = torch.full_like(target, math.nan) if old is None else old[here]
         if isinstance(weight, Tensor):
+            value = sums[here]
             column = weight.reshape(-1, *[1] * (value.dim() - 1))
             value = torch.where(column > 0, value / column.clamp(min=1e-300), kept)
             target.copy_(value.to(target.dtype))
-        elif weight <= 0:
-            target.copy_(kept)
-        elif out is sums:
-            target.div_(weight)
         else:
-            target.copy_(value / weight)
+            target.copy_(kept)
     if old is None and bool(out.isnan().any()):
         raise ValueError(
             "cannot compute a mean: no update covers some coordinates, which have no old value, or "
@@ -352,6 +335,9 @@ def regions(total: Sum) -> Iterator[tuple[Where, Weight]]:
     Nested rectangles need few, where there would be many `bands`.
     """
     whole = corner(total.value.shape)
+    if total.cover.keys() == {whole}:
+        yield whole, total.cover[whole][0]
+        return
     numbers = not any(isinstance(columns[0], Tensor) for columns in total.cover.values())
     nested = sorted(total.cover, key=lambda where: [b - a for a, b in where], reverse=True)
     if numbers and all(is_inside(b, a) for a, b in itertools.pairwise(nested)):

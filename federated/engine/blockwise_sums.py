@@ -1,32 +1,45 @@
 """Add updates that lie in flat buffers block by block, so that several updates read and write each
 sum in memory once.
 
-The rows of a plan are compiled once into additions: pieces of an update's buffer, each with the
-piece of a sum that it is added to. Neighbouring tensors become one addition. A block is a group of
-pieces of the sums that fits the processor's cache. Every entry is added in the order of the
-updates, so the bits do not depend on how many updates are added together, on the blocks, or on the
-number of threads.
+The rows of a plan are compiled into additions: pieces of an update's buffer, each with the piece of
+a sum that it is added to. They are numbers, so that all rounds with equal rows share them.
+Neighbouring tensors become one addition. A block is a group of pieces of the sums that fits the
+processor's cache. Every entry is added in the order of the updates, so the bits do not depend on
+how many updates are added together, on the blocks, or on the number of threads.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.update_contributions import Weight
-from models.slicing import Row, Where, as_slices, corner
+from federated.engine.contribution_checks import Outline, check_outlines
+from federated.engine.update_contributions import Form, Forms, Weight
+from models.slicing import Row, Where, corner
 from models.slicing import blocks as cut
 
-__all__ = ["Additions", "Blocks", "Layout", "find_layout", "intersect", "pack"]
+__all__ = [
+    "Blocks",
+    "Layout",
+    "Placed",
+    "add_blockwise",
+    "compile_rows",
+    "find_layout",
+    "intersect",
+    "pack",
+]
 
 BLOCK = 1 << 19  # entries of the sums in one block
 ALIGNMENT = 16  # entries, as in an encoded update
+COMPILED = 64  # programs that are kept
 
 Layout = tuple[tuple[str, int, tuple[int, ...]], ...]
 """Name, offset in entries, and shape of each tensor in a flat buffer."""
@@ -45,7 +58,7 @@ def find_layout(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Layout] | None:
     ):
         return None
     flat: Tensor = base
-    start, places = base.data_ptr(), list[tuple[str, int, tuple[int, ...]]]()
+    places = list[tuple[str, int, tuple[int, ...]]]()
     for name, value in tensors.items():
         if (
             getattr(value, "_base", None) is not base
@@ -53,7 +66,7 @@ def find_layout(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Layout] | None:
             or not value.is_contiguous()
         ):
             return None
-        places.append((name, (value.data_ptr() - start) // value.itemsize, tuple(value.shape)))
+        places.append((name, int(value.storage_offset()), tuple(value.shape)))
     return flat, tuple(places)
 
 
@@ -62,7 +75,7 @@ def pack(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
 
     numpy asks the system for large pages, which it hands out several times faster.
     """
-    counts = [-(-math.prod(shape) // ALIGNMENT) * ALIGNMENT for shape in shapes.values()]
+    counts = [aligned_size(shape) for shape in shapes.values()]
     flat = torch.from_numpy(np.zeros(sum(counts), np.float32))
     starts = itertools.accumulate(counts, initial=0)
     return {
@@ -71,91 +84,186 @@ def pack(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     }
 
 
-@dataclass(frozen=True)
-class Addition:
-    """One addition.
+def aligned_size(shape: tuple[int, ...]) -> int:
+    """Return the number of entries that a tensor takes in a buffer."""
+    return -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
 
-    target: piece of a sum
-    row: index of the plan's row, whose factor counts
-    span: rows of the rectangle (axis 0) that it covers, where each has a factor of its own
-    size, stride, offset: the values in the update's buffer, in entries
+
+class Place(NamedTuple):
+    """Where the sum of a home lies.
+
+    home, shape: its name and shape
+    extras: number of extras of its parts
+    buffer, start: number of the buffer, and first entry in it
     """
 
-    target: Tensor
+    home: str
+    shape: tuple[int, ...]
+    extras: int
+    buffer: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Addition:
+    """One addition. Sizes, strides and offsets are in entries.
+
+    row: index of the row, whose factor counts
+    span: rows of the rectangle (axis 0) that it covers, where each has a factor of its own
+    size: of the rectangle
+    buffer, target, start: number of the sums' buffer, strides and offset in it
+    stride, offset: strides and offset of the values in the update's buffer
+    """
+
     row: int
     span: slice
     size: tuple[int, ...]
+    buffer: int
+    target: tuple[int, ...]
+    start: int
     stride: tuple[int, ...]
     offset: int
 
-    def add(self, flat: Tensor, factor: Weight) -> None:
-        """Add the values of an update's buffer."""
-        values = torch.as_strided(flat, self.size, self.stride, self.offset)
+    def add(self, target: Tensor, flat: Tensor, factor: Weight) -> None:
+        """Add the values of an update's buffer to the piece of a sum."""
+        values = flat.as_strided(self.size, self.stride, self.offset)
         if isinstance(factor, Tensor):
             rows = factor[self.span].to(values.dtype).reshape(-1, *[1] * (values.dim() - 1))
-            self.target.addcmul_(values, rows)
+            target.addcmul_(values, rows)
         else:
-            self.target.add_(values, alpha=factor)
+            target.add_(values, alpha=factor)
 
 
-Additions = Mapping[int, Sequence[Addition]]
-"""The additions of an update, by index of the block."""
+@dataclass(frozen=True)
+class Program:
+    """What the rows of a plan add, for all updates with the same layout and forms.
+
+    new: shape and number of extras of each home without a sum
+    additions: by index of the block
+    """
+
+    new: Mapping[str, tuple[tuple[int, ...], int]]
+    additions: Mapping[int, Sequence[Addition]]
+
+
+Placed = Mapping[int, Sequence[tuple[Tensor, Addition]]]
+"""The additions of a program, each with its piece of a sum, by index of the block."""
 
 
 class Blocks:
-    """The sums of a total, cut into blocks."""
+    """The sums of a total, cut into blocks.
+
+    places: of the sums, in the order in which they were included
+    """
 
     def __init__(self) -> None:
-        self._sizes: list[int] = []  # entries of each block
-        self._pieces: dict[str, list[tuple[int, Where]]] = {}  # index of the block, and rectangle
-        self._values: dict[str, Tensor] = {}
+        self.places: tuple[Place, ...] = ()
+        self._known = set[str]()
+        self._buffers: list[Tensor] = []
+        self._numbers: dict[int, int] = {}  # of the buffers, by their address
 
-    def include(self, home: str, value: Tensor) -> None:
-        """Cut the sum of a home into blocks, unless that was done before."""
-        if home in self._values:
-            return
-        self._values[home], pieces = value, self._pieces.setdefault(home, [])
-        for where in cut(corner(value.shape), BLOCK):
-            count = math.prod(b - a for a, b in where)
-            if not self._sizes or self._sizes[-1] + count > BLOCK:
-                self._sizes.append(0)
-            self._sizes[-1] += count
-            pieces.append((len(self._sizes) - 1, where))
-
-    def compile(
-        self, rows: Mapping[int, Row], layout: Layout, *, joined: bool, by_row: Collection[str]
-    ) -> Additions:
-        """Return the additions that a plan's rows cause, for updates with this layout.
-
-        rows: by index in the plan
-        joined: True if all rows have the same factor, so that adjacent ones become one addition
-        by_row: names of local tensors of which each row has its own factor
+    def include(self, home: str, value: Tensor, extras: int) -> bool:
+        """Include the sum of a home, unless it is. Return False if it is not in contiguous
+        float32.
         """
-        found: dict[int, list[Addition]] = {}
-        places = {name: (start, shape) for name, start, shape in layout}
-        for index, row in rows.items():
-            start, shape = places[row.local]
-            for block, where in self._pieces[row.home]:
-                both = intersect(row.there, where)
-                if both is None:
-                    continue
-                addition = make_addition(self._values[row.home], (index, row), both, start, shape)
-                addition = addition if row.local in by_row else flatten(addition)
-                additions = found.setdefault(block, [])
-                longer = (
-                    join(additions[-1], addition, rows[additions[-1].row])
-                    if joined and additions
-                    else None
-                )
-                additions[-1:] = [longer] if longer else [*additions[-1:], addition]
-        return found
+        if home in self._known:
+            return True
+        if value.dtype != torch.float32 or not value.is_contiguous():
+            return False
+        address = value.untyped_storage().data_ptr()
+        number = self._numbers.setdefault(address, len(self._buffers))
+        if number == len(self._buffers):
+            self._buffers.append(value)
+        self._known.add(home)
+        place = Place(home, tuple(value.shape), extras, number, int(value.storage_offset()))
+        self.places = (*self.places, place)
+        return True
 
-    def add(self, updates: Sequence[tuple[Additions, Tensor, Sequence[Weight]]]) -> None:
-        """Add updates to the sums: of each, its additions, buffer and factor of each row."""
-        for index in range(len(self._sizes)):
-            for additions, flat, factors in updates:
-                for addition in additions.get(index, ()):
-                    addition.add(flat, factors[addition.row])
+    def place(self, program: Program) -> Placed:
+        """Return the additions with their pieces of the sums."""
+        return {
+            block: [
+                (self._buffers[one.buffer].as_strided(one.size, one.target, one.start), one)
+                for one in additions
+            ]
+            for block, additions in program.additions.items()
+        }
+
+
+def add_blockwise(updates: Sequence[tuple[Placed, Tensor, Sequence[Weight]]]) -> None:
+    """Add updates to the sums: of each, its additions, buffer and factor of each row."""
+    for block in sorted({block for placed, *_ in updates for block in placed}):
+        for placed, flat, factors in updates:
+            for target, addition in placed.get(block, ()):
+                addition.add(target, flat, factors[addition.row])
+
+
+@lru_cache(maxsize=COMPILED)
+def compile_rows(
+    places: tuple[Place, ...], rows: tuple[Row, ...], layout: Layout, forms: Forms, block: int
+) -> Program:
+    """Return the additions that rows cause, for updates with this layout and these forms.
+
+    places: of all sums
+    block: largest number of entries in a block
+    Raises ValueError if a part does not fit its home.
+    """
+    tensors = {name: (start, shape) for name, start, shape in layout}
+    usual, own = forms[0], dict(forms[1])
+    known = {place.home: (place.shape, place.extras) for place in places}
+    homes = check_outlines(
+        (outline_row(row, tensors[row.local][1], own.get(row.local, usual)) for row in rows), known
+    )
+    new = {home: found for home, found in homes.items() if home not in known}
+    every = {place.home: place for place in (*places, *plan_places(new, places))}
+    pieces = divide(every.values(), block)
+    additions: dict[int, list[Addition]] = {}
+    for index, row in enumerate(rows):
+        start, shape = tensors[row.local]
+        for number, where in pieces[row.home]:
+            both = intersect(row.there, where)
+            if both is None:
+                continue
+            one = make_addition(every[row.home], (index, row), both, start, shape)
+            one = one if own.get(row.local, usual)[0] is not None else flatten(one)
+            found = additions.setdefault(number, [])
+            longer = join(found[-1], one, rows[found[-1].row]) if found and not own else None
+            found[-1:] = [longer] if longer else [*found[-1:], one]
+    return Program(new, additions)
+
+
+def outline_row(row: Row, shape: tuple[int, ...], form: Form) -> Outline:
+    """Return the outline of a row's part. shape: of the local tensor."""
+    inner = [min(b, n) - min(a, n) for (a, b), n in zip(row.here, shape, strict=False)]
+    return Outline(row.home, row.there, row.shape, (*inner, *shape[len(inner) :]), *form)
+
+
+def plan_places(
+    new: Mapping[str, tuple[tuple[int, ...], int]], places: Sequence[Place]
+) -> list[Place]:
+    """Return the places of sums that `pack` will make."""
+    buffer = 1 + max((place.buffer for place in places), default=-1)
+    starts = itertools.accumulate((aligned_size(shape) for shape, _ in new.values()), initial=0)
+    return [
+        Place(home, shape, extras, buffer, start)
+        for (home, (shape, extras)), start in zip(new.items(), starts, strict=False)
+    ]
+
+
+def divide(places: Iterable[Place], most: int) -> dict[str, list[tuple[int, Where]]]:
+    """Cut the sums into pieces, and group them into blocks of at most `most` entries. Return index
+    of the block and rectangle of each piece, by home.
+    """
+    found: dict[str, list[tuple[int, Where]]] = {}
+    block = size = 0
+    for place in places:
+        for where in cut(corner(place.shape), most):
+            count = math.prod(b - a for a, b in where)
+            if size and size + count > most:
+                block, size = block + 1, 0
+            size += count
+            found.setdefault(place.home, []).append((block, where))
+    return found
 
 
 def intersect(one: Where, other: Where) -> Where | None:
@@ -167,31 +275,40 @@ def intersect(one: Where, other: Where) -> Where | None:
 
 
 def make_addition(
-    value: Tensor, place: tuple[int, Row], both: Where, start: int, shape: tuple[int, ...]
+    place: Place, numbered: tuple[int, Row], both: Where, start: int, shape: tuple[int, ...]
 ) -> Addition:
-    """Return the addition of a row and its index in one rectangle of its home.
+    """Return the addition of a row, with its index, in one rectangle of its home.
 
-    value: sum of the home
     start, shape: of the local tensor in the update's buffer
     """
-    index, row = place
-    stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    index, row = numbered
+    stride, target = dense_strides(shape), dense_strides(place.shape)
     inner = [h + a - t for (h, _), (a, _), (t, _) in zip(row.here, both, row.there, strict=True)]
-    offset = start + sum(map(math.prod, zip(inner, stride, strict=True)))
     span = slice(both[0][0] - row.there[0][0], both[0][1] - row.there[0][0]) if both else slice(0)
-    size = tuple(b - a for a, b in both)
-    return Addition(value[as_slices(both)], index, span, size, stride, offset)
+    return Addition(
+        index,
+        span,
+        tuple(b - a for a, b in both),
+        place.buffer,
+        target,
+        place.start + sum(a * step for (a, _), step in zip(both, target, strict=True)),
+        stride,
+        start + sum(map(math.prod, zip(inner, stride, strict=True))),
+    )
+
+
+def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def flatten(addition: Addition) -> Addition:
     """Return the addition with one axis, if its values lie side by side in sum and update."""
-    dense = [math.prod(addition.size[axis + 1 :]) for axis in range(len(addition.size))]
+    dense = dense_strides(addition.size)
     axes = [axis for axis, n in enumerate(addition.size) if n > 1]
-    if any(addition.stride[a] != dense[a] or addition.target.stride(a) != dense[a] for a in axes):
+    if any(addition.stride[a] != dense[a] or addition.target[a] != dense[a] for a in axes):
         return addition
-    size = (math.prod(addition.size),)
-    target = torch.as_strided(addition.target, size, (1,), addition.target.storage_offset())
-    return replace(addition, target=target, size=size, stride=(1,))
+    return replace(addition, size=(math.prod(addition.size),), target=(1,), stride=(1,))
 
 
 def join(one: Addition, other: Addition, row: Row) -> Addition | None:
@@ -202,15 +319,12 @@ def join(one: Addition, other: Addition, row: Row) -> Addition | None:
     row: of the first addition; unless it fills its home, what follows is not a gap
     """
     gap = ALIGNMENT if row.there == corner(row.shape) else 1
-    a, b, moved = one.target, other.target, other.offset - one.offset
+    moved = other.offset - one.offset
     if (
         (len(one.size), len(other.size)) != (1, 1)
-        or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr()
-        or b.storage_offset() - a.storage_offset() != moved
+        or one.buffer != other.buffer
+        or other.start - one.start != moved
         or not 0 <= moved - one.size[0] < gap
     ):
         return None
-    size = (moved + other.size[0],)
-    return replace(
-        one, row=other.row, target=torch.as_strided(a, size, (1,), a.storage_offset()), size=size
-    )
+    return replace(one, row=other.row, size=(moved + other.size[0],))

@@ -13,10 +13,16 @@ from torch import Tensor
 
 from models.slicing import Row, Where, as_slices
 
-__all__ = ["Part", "RowParts", "Terms", "Weight"]
+__all__ = ["Form", "Forms", "Part", "RowParts", "Terms", "Weight"]
 
 Weight = float | Tensor
 """One number, or a float64 vector over axis 0 of a rectangle."""
+
+Form = tuple[tuple[int, ...] | None, int]
+"""Shape of a vector of weights (None for one number), and number of extras."""
+
+Forms = tuple[Form, tuple[tuple[str, Form], ...]]
+"""Form of the terms of all rows, and of those of rows that have their own, by local name."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,7 @@ class Terms:
         return (weight.double() if isinstance(weight, Tensor) else weight) * self.scale
 
     @property
-    def form(self) -> tuple[tuple[int, ...] | None, int]:
-        """Shape of a vector of weights (None for one number), and number of extras."""
+    def form(self) -> Form:
         weight = self.weight
         return tuple(weight.shape) if isinstance(weight, Tensor) else None, len(self.extra)
 
@@ -90,9 +95,9 @@ class RowParts:
         return (self.part(row) for row in self.rows if row.local in self.tensors)
 
     @cached_property
-    def forms(self) -> tuple[object, ...]:
+    def forms(self) -> Forms:
         """Forms of all terms: updates with the same rows, tensors and forms fit the same sums."""
-        return self.terms.form, *((name, terms.form) for name, terms in self.own.items())
+        return self.terms.form, tuple((name, terms.form) for name, terms in self.own.items())
 
     def part(self, row: Row) -> Part:
         """Return the part of a row."""

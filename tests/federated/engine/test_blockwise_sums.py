@@ -78,9 +78,23 @@ def test_neighbours_become_one_addition_that_waits_until_the_sums_are_read():
     total = Total(most=3)
     fold(total, whole_update(0), ("a",))
     ((compiled, *_),) = total._waiting
-    assert [len(additions) for additions in compiled.additions.values()] == [1]
+    assert [len(additions) for additions in compiled.placed.values()] == [1]
     assert torch.equal(total.sums["a"].value, update(WHOLE, 0, flat=True)["a"])
     assert not total._waiting
+
+
+def test_totals_of_equal_rows_share_their_additions():
+    totals = Total(most=3), Total(most=3)
+    for index, total in enumerate(totals):
+        plan = rows(SHAPES)  # equal, but another object
+        parts = RowParts(plan, update(plan, index, flat=True), Terms(1.0))
+        fold(total, parts, ("a",))
+    one, other = (total._waiting[0][0].placed for total in totals)
+    for (target, addition), (theirs, same) in zip(one[0], other[0], strict=True):
+        assert addition is same
+        assert target.data_ptr() != theirs.data_ptr()
+    for index, total in enumerate(totals):
+        assert torch.equal(total.sums["c"].value, update(WHOLE, index, flat=True)["c"])
 
 
 @pytest.mark.parametrize(
