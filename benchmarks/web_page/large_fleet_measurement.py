@@ -38,7 +38,7 @@ SPARE = 64  # descriptors in addition to the agents' sockets
 SILENCE = 300.0  # seconds without a round until the benchmark fails
 HEAP_EVERY = 5.0  # seconds between samples of the page's memory
 GROWTH = 1.1  # of the page's memory, from the first sample to the last, that counts as flat
-DELAY = 12.0  # seconds that an agent trains; with it, a thousand agents send about 200 messages/s
+DELAY = 30.0  # seconds that an agent trains; with it, a thousand agents send about 200 messages/s
 SETTINGS = {
     "method.name": "fedavg",
     "method.widths": [0.5],
