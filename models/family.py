@@ -5,7 +5,7 @@ to build them, their presets, and how they scale.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Protocol
 
@@ -149,10 +149,12 @@ class Torchvision:
     names: preset -> name of the function in `torchvision.models`
     convert: (preset, its state dict) -> tensors of the project's largest network by name; raises
         KeyError if one is missing
+    timm: preset -> name of timm's network with the same layers, which `convert` reads too
     """
 
     names: Mapping[str, str]
     convert: Callable[[str, Tensors], dict[str, Tensor]]
+    timm: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_mask(

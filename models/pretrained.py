@@ -1,7 +1,7 @@
-"""Load initial tensors of a largest network from a file: a checkpoint of this project, or
-torchvision's weights under torchvision's names.
+"""Load initial tensors of a largest network from a file: a checkpoint of this project, or the
+weights of torchvision or timm under their names.
 
-torchvision's weights were trained on data standardised with ImageNet's mean and standard deviation;
+Those weights were trained on data standardised with ImageNet's mean and standard deviation;
 a network here uses those of its own data, which is close enough to start from.
 """
 
@@ -31,10 +31,11 @@ def load(source: str, network: Network, base: Tensors) -> tuple[dict[str, Tensor
     """Return `base` with the tensors of a source, and a sentence that says which tensors were
     loaded.
 
-    source: a .safetensors checkpoint of this project, a torchvision state dict (.pth, .pt or
-        .safetensors), or "torchvision:NAME" with the name of torchvision's weights ("DEFAULT",
-        "IMAGENET1K_V1"), which torch.hub downloads, checks against their hash and caches. For a
-        user's or a library's network: a state dict of that network, or "LIBRARY:DEFAULT"
+    source: a .safetensors checkpoint of this project, a state dict of torchvision's or timm's
+        network (.pth, .pt or .safetensors), "torchvision:NAME" with the name of torchvision's
+        weights ("DEFAULT", "IMAGENET1K_V1"), which torch.hub downloads, checks against their hash
+        and caches, or "timm:DEFAULT". For a user's or a library's network: a state dict of that
+        network, or "LIBRARY:DEFAULT"
     base: `initial(network, seed, features)`. The head keeps its values if the source has another
         number of classes; so do tensors that only a feature adds ("steps", "exits") and running
         statistics that the source lacks.
@@ -43,7 +44,11 @@ def load(source: str, network: Network, base: Tensors) -> tuple[dict[str, Tensor
     """
     library = network.family.partition(":")[0]
     if library in LIBRARIES and source == f"{library}:{DEFAULT}":
-        found, origin = add_prefix(download_trained(source, network)), network.family
+        found = add_prefix(download_trained(source, network.family, network))
+        origin = network.family
+    elif source == f"timm:{DEFAULT}":
+        origin = f"timm:{find_timm_name(source, network)}"
+        found = convert(source, network, download_trained(source, origin, network), base)
     elif source.startswith(DOWNLOAD):
         found, origin = (
             convert(source, network, download(source, network), base),
@@ -51,11 +56,8 @@ def load(source: str, network: Network, base: Tensors) -> tuple[dict[str, Tensor
         )
     else:
         found, origin = read(Path(source)), f"a checkpoint of {format_name(network)}"
-        if torchvision_name(network) and not is_checkpoint(found, base):
-            found, origin = (
-                convert(source, network, found, base),
-                f"torchvision's {torchvision_name(network)}",
-            )
+        if (original := name_original(network)) and not is_checkpoint(found, base):
+            found, origin = convert(source, network, found, base), original
         elif ":" in network.family and not is_checkpoint(found, base):
             found, origin = add_prefix(found), f"a state dict of {network.title}"
     return fit(source, origin, network, found, base)
@@ -69,6 +71,32 @@ def torchvision_name(network: Network) -> str:
     """Return torchvision's name of this network, or "" if torchvision has none."""
     known = family(network).torchvision
     return known.names.get(network.preset, "") if known else ""
+
+
+def name_original(network: Network) -> str:
+    """Return the library and the name there of this network, or "" if no library has it."""
+    known = family(network).torchvision
+    if name := torchvision_name(network):
+        return f"torchvision's {name}"
+    name = known.timm.get(network.preset, "") if known else ""
+    return f"timm's {name}" if name else ""
+
+
+def find_timm_name(source: str, network: Network) -> str:
+    """Return timm's name of this network. ValueError: timm has none."""
+    known = family(network).torchvision
+    if known and network.preset in known.timm:
+        return known.timm[network.preset]
+    able = sorted(
+        f"{key}-{preset}"
+        for key, one in FAMILIES.items()
+        if one.torchvision
+        for preset in one.torchvision.timm
+    )
+    raise ValueError(
+        f"{source}: timm has no weights for {format_name(network)}; it has weights for "
+        f"{', '.join(able)}"
+    )
 
 
 def is_checkpoint(found: Tensors, base: Tensors) -> bool:
@@ -151,13 +179,15 @@ def download(source: str, network: Network) -> dict[str, Tensor]:
     return check_tensors(source, loaded)
 
 
-def download_trained(source: str, network: Network) -> dict[str, Tensor]:
-    """Return the trained weights of a library's network, from its site or the library's cache."""
+def download_trained(source: str, model: str, network: Network) -> dict[str, Tensor]:
+    """Return the trained weights of a library's network by name, from its site or the library's
+    cache.
+    """
     try:
-        return dict(load_trained(network).state_dict())
+        return dict(load_trained(model, network).state_dict())
     except Exception as error:  # offline, an unknown network, one without trained weights
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{source}: cannot load weights of {network.family}: {why}") from error
+        raise ValueError(f"{source}: cannot load weights of {model}: {why}") from error
 
 
 def check_tensors(source: str, loaded: Any) -> dict[str, Tensor]:
@@ -174,7 +204,7 @@ def check_tensors(source: str, loaded: Any) -> dict[str, Tensor]:
 
 
 def convert(source: str, network: Network, found: Tensors, base: Tensors) -> dict[str, Tensor]:
-    """Convert torchvision's tensors to this project's."""
+    """Convert torchvision's or timm's tensors to this project's."""
     ours = family(network).torchvision
     assert ours is not None
     try:
@@ -192,7 +222,7 @@ def convert(source: str, network: Network, found: Tensors, base: Tensors) -> dic
         expected = f"no tensor {first} of shape {list(base[first].shape)}"
         raise ValueError(
             f"weights {source}: match neither {format_name(network)} ({expected}) nor "
-            f"torchvision's {torchvision_name(network)} ({why})"
+            f"{name_original(network)} ({why})"
         ) from error
 
 

@@ -2,7 +2,9 @@
 
 Dosovitskiy et al., An Image is Worth 16x16 Words (arXiv 2010.11929): an image cut into patches, a
 class token before them, learned positions, pre-norm layers, and a linear layer on the class token.
-"s" with 8 to 12 layers is InCo's, "b" is torchvision's vit_b_16. Width scales the features of a
+"s" with 8 to 12 layers is InCo's, "b" is torchvision's vit_b_16. "s-224" and "b-224" enlarge or
+shrink every image to 224 x 224 pixels of three channels, which networks trained on ImageNet read,
+as InCo and NeFL do for all data. Width scales the features of a
 token, those inside each head and the hidden ones; heads and tokens stay. Layers are one section.
 Initialisation is torchvision's, with a zero head.
 """
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import Family, Tensors, Torchvision, TypicalData, check_mask, last_linear
 from models.layers.attention import Attention, FeedForward
@@ -25,6 +28,7 @@ from models.submodel import Network, Submodel, scale_count
 __all__ = ["VIT"]
 
 EPS = 1e-6  # of every layer norm
+COLOURS = 3  # channels of the images that a network for 224 x 224 pixels reads
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Size:
     hidden: hidden features of the feed-forward in a layer
     layers: number of layers
     patch: pixels per side of a patch
+    pixels: per side of the images that it resizes its inputs to; 0: it reads them as they are
     """
 
     dim: int
@@ -43,6 +48,7 @@ class Size:
     hidden: int
     layers: int
     patch: int
+    pixels: int = 0
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -56,7 +62,10 @@ PRESETS: Mapping[str, Size] = {
     "tiny": Size(192, 3, 768, 12, 16),
     "s": Size(384, 6, 1536, 12, 16),
     "b": Size(768, 12, 3072, 12, 16),
+    "s-224": Size(384, 6, 1536, 12, 16, 224),
+    "b-224": Size(768, 12, 3072, 12, 16, 224),
 }
+SMALL = "vit_small_patch16_224"  # of timm
 TORCHVISION = (  # names within a layer: this project's, torchvision's
     ("norm1", "ln_1."),
     ("attention.project", "self_attention.in_proj_"),
@@ -67,25 +76,39 @@ TORCHVISION = (  # names within a layer: this project's, torchvision's
 )
 
 
+TIMM = (
+    ("norm1", "norm1."),
+    ("attention.project", "attn.qkv."),
+    ("attention.out", "attn.proj."),
+    ("norm2", "norm2."),
+    ("feed.linear1", "mlp.fc1."),
+    ("feed.linear2", "mlp.fc2."),
+)
+
+
 def convert(preset: str, tensors: Tensors) -> dict[str, Tensor]:
-    """Return torchvision's tensors under this project's names, reshaped to give heads an axis."""
-    size = PRESETS[preset]
+    """Return torchvision's or timm's tensors under this project's names, reshaped to give heads an
+    axis.
+    """
+    size, timm = PRESETS[preset], "cls_token" in tensors
     features = size.dim // size.heads
-    names = {"patches": "conv_proj.", "norm": "encoder.ln.", "linear": "heads.head."}
+    names = (
+        {"patches": "patch_embed.proj.", "norm": "norm.", "linear": "head."}
+        if timm
+        else {"patches": "conv_proj.", "norm": "encoder.ln.", "linear": "heads.head."}
+    )
+    stem, parts = ("blocks.", TIMM) if timm else ("encoder.layers.encoder_layer_", TORCHVISION)
     for layer in range(size.layers):
-        names |= {
-            f"sections.0.{layer}.{ours}": f"encoder.layers.encoder_layer_{layer}.{theirs}"
-            for ours, theirs in TORCHVISION
-        }
+        names |= {f"sections.0.{layer}.{ours}": f"{stem}{layer}.{theirs}" for ours, theirs in parts}
     found = {
         f"{ours}.{part}": tensors[theirs + part]
         for ours, theirs in names.items()
         for part in ("weight", "bias")
     }
-    found |= {
-        "token": tensors["class_token"].flatten(),
-        "positions": tensors["encoder.pos_embedding"].squeeze(0),
-    }
+    token, positions = (
+        ("cls_token", "pos_embed") if timm else ("class_token", "encoder.pos_embedding")
+    )
+    found |= {"token": tensors[token].flatten(), "positions": tensors[positions].squeeze(0)}
     shapes = {
         "project.weight": (3, size.heads, features, size.dim),
         "project.bias": (3, size.heads, features),
@@ -95,9 +118,10 @@ def convert(preset: str, tensors: Tensors) -> dict[str, Tensor]:
     return {name: value.reshape(axes.get(name, value.shape)) for name, value in found.items()}
 
 
-def count_patches(network: Network, patch: int) -> tuple[int, int]:
+def count_patches(network: Network, size: Size) -> tuple[int, int]:
     """Return the patches along height and width. ValueError: they do not fill the image."""
-    _, height, width = network.inputs
+    patch = size.patch
+    height, width = (size.pixels or pixels for pixels in network.inputs[1:])
     if height % patch or width % patch:
         raise ValueError(
             f"vit: images of {height} x {width} pixels do not divide into patches of "
@@ -154,12 +178,14 @@ class ViT(nn.Module):
         super().__init__()
         network, size = submodel.network, PRESETS[submodel.network.preset]
         check_mask(submodel, size.depths, first=False)
-        tokens = 1 + math.prod(count_patches(network, size.patch))
+        tokens = 1 + math.prod(count_patches(network, size))
         dim, hidden, features = (
             scale_count(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads)
         )
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
-        self.patches = nn.Conv2d(network.inputs[0], dim, size.patch, size.patch)
+        self.pixels = size.pixels
+        channels = COLOURS if size.pixels else network.inputs[0]
+        self.patches = nn.Conv2d(channels, dim, size.patch, size.patch)
         self.token = nn.Parameter(torch.zeros(dim))
         self.positions = nn.Parameter(torch.zeros(tokens, dim))
         self.scaler: nn.Module = nn.Identity()
@@ -174,10 +200,21 @@ class ViT(nn.Module):
         initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(self.standardise(x)).flatten(2).transpose(1, 2)  # [N, patches, D]
+        x = self.resize(self.standardise(x))
+        x = self.patches(x).flatten(2).transpose(1, 2)  # [N, patches, D]
         x = torch.cat([self.token.expand(x.shape[0], 1, -1), x], 1) + self.positions  # [N, T, D]
         x = self.sections[0](self.scaler(x))
         return self.linear(self.norm(x[:, 0]))  # type: ignore[no-any-return]
+
+    def resize(self, x: Tensor) -> Tensor:
+        """Resize images to three channels and `pixels`, if the preset does so."""
+        if not self.pixels:
+            return x
+        if x.shape[1] == 1:
+            x = x.expand(-1, COLOURS, -1, -1)
+        if x.shape[2:] == (self.pixels, self.pixels):
+            return x
+        return F.interpolate(x, (self.pixels, self.pixels), mode="bilinear", antialias=False)
 
 
 VIT = Family(
@@ -188,7 +225,12 @@ VIT = Family(
     typical=TypicalData((3, 32, 32), 10, "class"),
     labelled=last_linear,
     features=frozenset({"projection", "scaler", "steps"}),
-    help="for images of 32 x 32 pixels; `micro`: of 8 x 8; `tiny`, `s` and `b`: of 224 x 224",
-    torchvision=Torchvision({"b": "vit_b_16"}, convert),
+    help="for images of 32 x 32 pixels; `micro`: of 8 x 8; `tiny`, `s` and `b`: of 224 x 224; "
+    "`s-224` and `b-224`: of any size, resized to 224 x 224",
+    torchvision=Torchvision(
+        {"b": "vit_b_16", "b-224": "vit_b_16"},
+        convert,
+        timm={"tiny": "vit_tiny_patch16_224"} | dict.fromkeys(("s", "s-224"), SMALL),
+    ),
     draws=False,
 )

@@ -120,11 +120,14 @@ def find_builder(model: str) -> Callable[[Submodel], nn.Module] | None:
     return build_named
 
 
-def load_trained(network: Network) -> nn.Module:
-    """Return the library's network with trained weights and its own number of outputs, from its
-    site or the library's cache.
+def load_trained(model: str, network: Network) -> nn.Module:
+    """Return a library's network with trained weights and its own number of outputs, from its site
+    or the library's cache.
+
+    model: its name, such as `timm:resnet18`
+    network: the run's, for its inputs
     """
-    library, _, name = network.family.partition(":")
+    library, _, name = model.partition(":")
     return LIBRARIES[library](name, network, True)
 
 

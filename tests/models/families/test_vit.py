@@ -5,6 +5,7 @@ images.
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ import torch
 from models.cost import cost
 from models.menu import menu
 from models.named_network import network
+from models.pretrained import load
 from models.submodel_building import build, full, initial, shapes
+from models.user_networks.library_networks import import_library
 from tests.support.pretrained import assert_equals_torchvision
 from tests.support.published_network_sizes import read_published_counts
 
@@ -105,6 +108,41 @@ def test_it_is_initialised_as_torchvisions():
 @pytest.mark.slow
 def test_outputs_equal_torchvisions():
     assert_equals_torchvision("vit-b", IMAGENET)
+
+
+@pytest.mark.skipif(not find_spec("timm"), reason="needs the extra networks")
+def test_outputs_equal_timms(tmp_path, monkeypatch):
+    """With timm's weights from a file, and as if downloaded, in the network that resizes images."""
+    timm = import_library("timm")
+    torch.manual_seed(0)
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=10).eval().requires_grad_(False)
+    for value in theirs.parameters():
+        value.add_(torch.randn_like(value) * 0.02)
+    torch.save(theirs.state_dict(), tmp_path / "weights.pth")
+    made = network("vit-tiny", IMAGENET, 10)
+    found, note = load(str(tmp_path / "weights.pth"), made, initial(made, 0))
+    assert note.startswith(f"{len(found)} of {len(found)} tensors from timm's vit_tiny_patch16_224")
+    ours = build(full(made)).eval()
+    ours.load_state_dict(found, strict=False)
+    x = torch.randn(2, *IMAGENET)
+    with torch.no_grad():
+        assert torch.allclose(ours(x), theirs(x), atol=1e-4)
+    monkeypatch.setattr("models.pretrained.load_trained", lambda name, made: theirs)
+    assert load("timm:DEFAULT", made, initial(made, 0))[0].keys() == found.keys()
+    with pytest.raises(ValueError, match=r"timm has no weights for vit-micro; .*vit-s, vit-s-224"):
+        load("timm:DEFAULT", network("vit-micro", CIFAR, 10), {})
+
+
+def test_images_are_resized_to_three_channels():
+    """A grey image of 28 pixels, and the same one enlarged beforehand, in three channels."""
+    grey = network("vit-s-224", (1, 28, 28), 10)
+    assert cost(full(grey)).parameters == 21_669_514
+    net = build(full(grey)).eval()
+    x = torch.rand(2, 1, 28, 28)
+    large = torch.nn.functional.interpolate(x, (224, 224), mode="bilinear").expand(-1, 3, -1, -1)
+    assert net.resize(x).shape == (2, *IMAGENET)
+    assert torch.allclose(net.resize(x), large, atol=1e-6)
+    assert torch.equal(net.resize(large), large)
 
 
 @pytest.mark.parametrize("inputs", [(3, 30, 32), (3, 32, 30), (3, 2, 2)])

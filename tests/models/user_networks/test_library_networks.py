@@ -135,5 +135,5 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 
 def test_weights_that_cannot_be_loaded_are_an_error() -> None:
     made = network("torchvision:resnet18", (3, 32, 32), 7)
-    with pytest.raises(ValueError, match=r"timm:DEFAULT: .*expected a .safetensors"):
+    with pytest.raises(ValueError, match="timm has no weights for torchvision:resnet18"):
         load("timm:DEFAULT", made, {})
