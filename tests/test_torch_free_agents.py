@@ -11,6 +11,8 @@ from types import MappingProxyType
 import pytest
 
 from coordinator.broker.local_addresses import find_free_port
+from coordinator.simulate import demo_fleet
+from coordinator.simulate.demo_fleet import DEVICES, DemoOptions, run_demo
 from coordinator.store import control_requests
 from coordinator.store.run_store import Store
 from tests.support.processes import AGENT, COORDINATOR, ROOT, Running, Start, wait_for_words
@@ -148,3 +150,23 @@ def test_an_operator_without_translation_is_named_and_the_round_goes_on(
     store.close()
     assert "it has no training graphs: " in reason
     assert "convolution_backward" in reason
+
+
+def test_the_demo_reaches_its_accuracy_with_four_devices_without_pytorch(
+    tmp_path: Path, without_torch: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limits are those of `.ci/check_demo.py`, for one with PyTorch."""
+    monkeypatch.setattr(demo_fleet, "SILENCE", PATIENCE)
+    program, said = tmp_path / "python", list[str]()
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH={without_torch["PYTHONPATH"]} exec {sys.executable} "$@"\n'
+    )
+    program.chmod(0o755)
+    options = DemoOptions(
+        limited=False, kind="embedded", keep=tmp_path / "demo", python=str(program)
+    )
+    done = run_demo(options, said.append)
+    for device in DEVICES:
+        assert any(f"{device.name}: " in line and "with onnxruntime " in line for line in said)
+    assert done["accuracy"] >= 0.93
+    assert done["worst_accuracy"] >= 0.88

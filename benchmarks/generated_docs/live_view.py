@@ -20,6 +20,7 @@ from rich.text import Text
 from coordinator.broker import local_broker as brokers
 from coordinator.simulate.demo_fleet import (
     DEVICES,
+    DemoOptions,
     agent_command,
     process,
     process_environment,
@@ -74,7 +75,7 @@ def record_frames(folder: Path) -> list[str]:
 def start_agents(stack: ExitStack, broker: str, folder: Path) -> None:
     """Start the demo's agents, until the stack is closed."""
     for index, device in enumerate(DEVICES):
-        command = agent_command(device, index, broker, 0, True, folder)
+        command = agent_command(device, index, broker, DemoOptions(), folder)
         agent = stack.enter_context(process(device.name, command, folder))
         if index == 0:
             wait_for_words(agent, "joined run")  # the fastest measures itself undisturbed

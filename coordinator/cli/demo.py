@@ -5,6 +5,7 @@ device without PyTorch.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -38,10 +39,19 @@ __all__ = ["demo"]
 )
 @click.option(
     "--broker-kind",
+    "kind",
     type=click.Choice(["auto", "mosquitto", "embedded"]),
     default="auto",
     show_default=True,
     help="broker to start; auto: mosquitto if it is installed, else the embedded broker",
+)
+@click.option(
+    "--agent-python",
+    "python",
+    metavar="PROGRAM",
+    default="",
+    help="Python of the four devices, such as that of an environment without PyTorch, in which "
+    "Espalier is installed without extras  [default: this one]",
 )
 @click.option(
     "--keep",
@@ -50,23 +60,14 @@ __all__ = ["demo"]
     help="keep the run, the exported networks and the logs in this folder",
 )
 @FORMAT
-def demo(
-    seed: int, rounds: int, no_limits: bool, broker_kind: str, keep: Path | None, form: str
-) -> None:
+def demo(form: str, **options: Any) -> None:
     """Train on four simulated devices, and infer on a fifth.
 
     Each device is a process on this machine with limited processors and memory. The four unequal
     devices learn together to classify handwritten digits. The fifth has no PyTorch.
     """
     with print_errors("demo"):
-        from coordinator.simulate.demo_fleet import run_demo
+        from coordinator.simulate.demo_fleet import DemoOptions, run_demo
 
-        result = run_demo(
-            seed=seed,
-            rounds=rounds,
-            limited=not no_limits,
-            kind=broker_kind,
-            keep=keep,
-            say=speaker(form),
-        )
-        print_result(result, form)
+        limited = not options.pop("no_limits")
+        print_result(run_demo(DemoOptions(limited=limited, **options), speaker(form)), form)

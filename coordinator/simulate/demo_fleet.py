@@ -39,6 +39,7 @@ from federated.runtime.unit_formatting import format_count
 __all__ = [
     "DEVICES",
     "RUN",
+    "DemoOptions",
     "agent_command",
     "process",
     "process_environment",
@@ -80,18 +81,32 @@ WITHOUT_TORCH = (
 )
 
 
-def run_demo(
-    *, seed: int, rounds: int, limited: bool, kind: str, keep: Path | None, say: Say
-) -> dict[str, Any]:
-    """Run the demo; return its result as plain values.
+@dataclass(frozen=True)
+class DemoOptions:
+    """Options of the demo.
 
+    seed: of data, networks and training.
     rounds: number of rounds.
     limited: limit the devices' processors and memory.
     kind: of the broker.
     keep: folder for the run and all logs; None: a temporary folder.
+    python: of the four devices, such as one without PyTorch; empty: this one.
+    """
+
+    seed: int = 0
+    rounds: int = 9
+    limited: bool = True
+    kind: str = "auto"
+    keep: Path | None = None
+    python: str = ""
+
+
+def run_demo(options: DemoOptions, say: Say) -> dict[str, Any]:
+    """Run the demo; return its result as plain values.
+
     Raises MissingExtra, or FleetError with the end of the log of the part that failed.
     """
-    start = time.monotonic()
+    start, keep = time.monotonic(), options.keep
     for package in ("torch", "safetensors", "onnx"):  # imported by processes of the demo
         if util.find_spec(package) is None:
             raise MissingExtra("coordinator demo", "coordinator,export", package)
@@ -103,16 +118,17 @@ def run_demo(
         )
         with explain_os_errors(ConfigError, f"--keep {keep}: cannot be created"):
             folder.mkdir(parents=True, exist_ok=True)
-        broker = stack.enter_context(brokers.start("127.0.0.1", 0, kind, folder / "broker"))
+        broker = stack.enter_context(brokers.start("127.0.0.1", 0, options.kind, folder / "broker"))
         say(f"broker: {broker.name} at {broker.address}")
+        limited = options.limited
         names = (f"{d.name} ({d.cpus:g} cpus, {d.memory})" if limited else d.name for d in DEVICES)
         say(f"devices: {', '.join(names)}")
-        command = coordinator_command(broker.address, seed, rounds, folder)
+        command = coordinator_command(broker.address, options, folder)
         coordinator = stack.enter_context(process("coordinator", command, folder))
         agents = list[Running]()
         for device in START_ORDER:
             index = DEVICES.index(device)
-            command = agent_command(device, index, broker.address, seed, limited, folder)
+            command = agent_command(device, index, broker.address, options, folder)
             agents.append(stack.enter_context(process(device.name, command, folder)))
             if len(agents) == 2:
                 show = partial(repeat, (coordinator, *agents), say)
@@ -132,34 +148,35 @@ def run_demo(
 # ---- the commands --------------------------------------------------------------------------------
 
 
-def coordinator_command(broker: str, seed: int, rounds: int, folder: Path) -> list[str]:
-    options = f"--name {RUN} --method fedfa --data digits --min-agents {len(DEVICES)}"
+def coordinator_command(broker: str, options: DemoOptions, folder: Path) -> list[str]:
+    seed, rounds = str(options.seed), str(options.rounds)
+    words = f"--name {RUN} --method fedfa --data digits --min-agents {len(DEVICES)}"
     # the agents divide the data: the run only states how, for `coordinator report --compare`
     divided = f"--set simulate.agents={len(DEVICES)} --set simulate.partition={PARTITION}"
     return python_command(
         "coordinator.cli",
         "start",
-        *("--broker", broker, "--runs", str(folder), "--rounds", str(rounds), "--seed", str(seed)),
-        *options.split(),
+        *("--broker", broker, "--runs", str(folder), "--rounds", rounds, "--seed", seed),
+        *words.split(),
         *divided.split(),
         *f"--set fleet.wait=60 --set evaluate.every={rounds} --format json".split(),
     )
 
 
 def agent_command(
-    device: Device, index: int, broker: str, seed: int, limited: bool, folder: Path
+    device: Device, index: int, broker: str, options: DemoOptions, folder: Path
 ) -> list[str]:
-    limits = ["--limit-cpus", str(device.cpus), "--limit-memory", device.memory] if limited else []
-    shard = f"--data digits --shard {index}/{len(DEVICES)} --partition {PARTITION} --seed {seed}"
-    return python_command(
-        "edge_agent.cli",
-        "join",
+    limits = ["--limit-cpus", str(device.cpus), "--limit-memory", device.memory]
+    shard = f"--data digits --shard {index}/{len(DEVICES)} --partition {PARTITION}"
+    return [
+        *(options.python or sys.executable, "-m", "edge_agent.cli", "join"),
         *("--broker", broker, "--run", RUN, "--name", device.name),
         *("--spool", str(folder / "spool" / device.name), "--wait", "60"),
         *shard.split(),
-        *limits,
+        *("--seed", str(options.seed)),
+        *(limits if options.limited else []),
         *("--format", "json"),
-    )
+    ]
 
 
 def export_command(trained: Mapping[str, Any], folder: Path) -> list[str]:
