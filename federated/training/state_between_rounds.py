@@ -59,8 +59,9 @@ def list_state_names(recipe: Recipe, name: str) -> dict[str, str]:
     """Return the names of a parameter's optimiser state in the device's memory, by PyTorch's names
     of its tensors.
     """
-    adam = recipe.optimiser != "sgd"
-    kinds = ("exp_avg", "exp_avg_sq") if adam else ("momentum_buffer",) if recipe.momentum else ()
+    kinds: tuple[str, ...] = ("momentum_buffer",) if recipe.momentum else ()
+    if recipe.optimiser != "sgd":
+        kinds = "exp_avg", "exp_avg_sq", "step"
     return {kind: f"{PREFIX}{kind}/{name}" for kind in kinds}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,8 @@ OPTIMISERS: Mapping[Optimiser, type[torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
 }
-STEPS = "optimiser/steps"  # in a device's memory: Adam's number of steps, [1]
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # PyTorch's defaults
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,12 @@ class TrainingStep:
         recipe says so, or none.
         """
         made = cls(session, hooks, correction, make_optimiser(session))
-        steps = session.memory.get(STEPS)
         for parameter, names in made.list_kept():
             known = {
                 kind: session.memory[name] for kind, name in names.items() if name in session.memory
             }
             if known.keys() == names.keys() != set():
-                count = {} if steps is None else {"step": steps[0].clone()}
-                made.optimiser.state[parameter] = {**known, **count}
+                made.optimiser.state[parameter] = known
         return made
 
     def list_kept(self) -> Iterator[tuple[nn.Parameter, Mapping[str, str]]]:
@@ -72,8 +71,6 @@ class TrainingStep:
             for kind, name in names.items():
                 if state.get(kind) is not None:
                     self.session.memory[name] = state[kind]
-            if "step" in state:
-                self.session.memory[STEPS] = state["step"].reshape(1)
 
     def take(self, x: Tensor, truth: Tensor) -> Tensor:
         """Train on a prepared batch. Return its loss."""
@@ -92,9 +89,62 @@ class TrainingStep:
         return loss.detach()
 
 
+class CountedAdam(torch.optim.Optimizer):
+    """Adam (Kingma and Ba, arXiv 1412.6980, Algorithm 1), with t of each coordinate, for devices
+    that keep its state between rounds.
+
+    A larger submodel than in earlier rounds has coordinates that were never trained, or in fewer
+    rounds than the others. PyTorch's Adam has one t per tensor, and so corrects their moments too
+    little: the first step of such a coordinate would have half the right length after ten steps of
+    the others, and three times that length after thousands.
+
+    lr: learning rate
+    weight_decay: added to the gradient, or with `decoupled` subtracted from the weights (AdamW,
+        Loshchilov and Hutter, arXiv 1711.05101, Algorithm 2)
+    state of a parameter: `exp_avg`, `exp_avg_sq` and `step`, each of the parameter's shape
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float | Tensor,
+        weight_decay: float,
+        *,
+        decoupled: bool,
+    ) -> None:
+        given = {"lr": lr, "weight_decay": weight_decay, "decoupled": decoupled}
+        super().__init__(parameters, given)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.move(parameter, parameter.grad, group)
+
+    def move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Take one step of a parameter."""
+        lr, decay, state = group["lr"], group["weight_decay"], self.state[parameter]
+        if decay and group["decoupled"]:
+            parameter.mul_(1 - lr * decay)
+        elif decay:
+            gradient = gradient + decay * parameter
+        for kind in () if state else ("exp_avg", "exp_avg_sq", "step"):
+            state[kind] = torch.zeros_like(parameter)
+        mean, square, count = state["exp_avg"], state["exp_avg_sq"], state["step"]
+        count += 1
+        mean.lerp_(gradient, 1 - BETA1)
+        square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+        spread = (square / (1 - BETA2**count)).sqrt_().add_(EPS)
+        parameter.sub_(mean / (1 - BETA1**count) / spread * lr)
+
+
 def make_optimiser(session: Session) -> torch.optim.Optimizer:
     """Return the recipe's optimiser over the session's parameters, without state."""
     recipe, device = session.recipe, session.device
+    if recipe.keep_optimiser and recipe.optimiser != "sgd":
+        decoupled = recipe.optimiser == "adamw"
+        return CountedAdam(session.parameters, recipe.lr, recipe.decay, decoupled=decoupled)
     made: Callable[..., torch.optim.Optimizer] = OPTIMISERS[recipe.optimiser]
     own: dict[str, Any] = {"momentum": recipe.momentum} if recipe.optimiser == "sgd" else {}
     lr: float | Tensor = recipe.lr

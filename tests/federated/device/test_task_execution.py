@@ -106,6 +106,33 @@ def test_a_device_without_momentum_has_no_optimiser_state_to_keep():
     assert not kept
 
 
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_a_weight_that_a_larger_submodel_adds_takes_adams_first_step(tmp_path, optimiser):
+    """After ten steps of half the network, the first step of each new weight has the length of the
+    learning rate; with the tensor's eleven steps it would have half of that.
+    """
+    whole, data = full(NET), examples()
+    given = {"keep_optimiser": True, "optimiser": optimiser, "lr": 1e-3, "batch": 24, "clip": 0.0}
+    _, kept = perform(task(**given, steps=10, epochs=10), parameters(SMALL), data)
+    state_between_rounds.write(tmp_path, 1, kept, since=0)
+    names = {f"c/{kind}/stem.weight" for kind in ("exp_avg", "exp_avg_sq", "step")}
+    assert names <= kept.keys()
+    corners = {
+        f"c/{kind}/{name}": shape
+        for kind in ("exp_avg", "exp_avg_sq", "step")
+        for name, shape in shapes(whole).items()
+    }
+    known = state_between_rounds.read(tmp_path, 1, corners)
+    received = parameters(whole)
+    update, after = perform(task(submodel=whole, **given, steps=1), received, data, known)
+    half = shapes(SMALL)["stem.weight"][0]
+    moved = np.abs(update.tensors["stem.weight"] - received["stem.weight"])[half:]
+    assert moved.max() == pytest.approx(1e-3, rel=1e-2)
+    count = after["c/step/stem.weight"]
+    assert (count[:half] == 11).all()
+    assert (count[half:] == 1).all()
+
+
 def test_the_optimisers_state_of_other_submodels_stays(tmp_path):
     """The whole network trains first, then half of it: the other half of its momentum stays."""
     whole, data = full(NET), examples()
