@@ -18,6 +18,7 @@ from benchmarks.generated_docs.catalogue_tables import (
     list_rules,
 )
 from benchmarks.generated_docs.live_view import record_live_view
+from benchmarks.generated_docs.message_examples import list_examples
 from benchmarks.generated_docs.message_tables import list_capabilities, list_messages, list_names
 from benchmarks.generated_docs.method_tables import list_laws, list_methods, list_trainers
 from benchmarks.generated_docs.ratio_picture import draw_ratios, find_outdated_pictures
@@ -37,6 +38,7 @@ TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "data sets": ("docs/data.md", list_data),
     "exit codes": ("docs/cli.md", list_exit_codes),
     "event readers": ("docs/operations.md", list_readers),
+    "examples": ("docs/protocol.md", list_examples),
     "laws": ("docs/laws.md", list_laws),
     "layouts": ("docs/protocol.md", list_layouts),
     "methods": ("docs/method_list.md", list_methods),
