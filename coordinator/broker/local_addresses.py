@@ -27,8 +27,11 @@ def check_exposure(listen: str, *, known: bool, embedded: bool = False) -> None:
     try:
         loopback = listen == "localhost" or ipaddress.ip_address(listen).is_loopback
     except ValueError:
-        raise ConfigError(
-            f"broker.listen: expected an IP address or localhost, found '{listen}'"
+        raise ConfigError.naming(
+            lambda spell: (
+                "broker.listen: expected an IP address or localhost, without a port, found "
+                f"'{listen}': set the port with {spell(PORT)}"
+            )
         ) from None
     if not loopback and embedded:
         raise ConfigError(

@@ -114,8 +114,18 @@ def test_a_listening_address_must_be_one_of_this_machine(tmp_path: Path) -> None
     (tmp_path / "users").write_text("me:x\n")
     with pytest.raises(ConfigError, match="not an address of this machine"):
         brokers.start("192.0.2.7", 0, directory=tmp_path, clients=tmp_path / "users")
-    with pytest.raises(ConfigError, match="expected an IP address or localhost, found 'my-host'"):
+    with pytest.raises(ConfigError, match="expected an IP address or localhost, without a port"):
         brokers.start("my-host", 0, directory=tmp_path)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:1884", "[::1]:1884"])
+def test_an_address_with_a_port_is_refused_and_the_flag_for_the_port_named(
+    listen: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        brokers.start(listen, directory=tmp_path)
+    assert "--port" in raised.value.on_command_line
+    assert '"port"' in str(raised.value)
 
 
 @needs_mosquitto
