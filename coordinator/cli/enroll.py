@@ -46,7 +46,7 @@ __all__ = ["enroll"]
     "--host",
     metavar="HOST",
     help="name or address at which the device reaches this machine  [default: the address on "
-    "which the coordinator listens]",
+    "which the coordinator listens or listened last, or else this machine's in its network]",
 )
 @click.option(
     "--port",
@@ -122,9 +122,12 @@ def print_token(token: Token, form: str, valid: str) -> None:
     """Print the token of one device. valid: its lifetime, in words."""
     print_result(describe_token(token), form, lambda _: str(token))
     if form == "text":
+        place = f"[{token.host}]" if ":" in token.host else token.host
         click.echo(
             f"On the device, run `edge-agent join --token-file -` within {valid} and paste the "
-            "line above. The coordinator must be running (coordinator start --tls).",
+            f"line above. The device will enrol at {place}:{token.port}, where the coordinator "
+            "must listen (coordinator start --tls --listen ADDRESS); --host and --port name "
+            "another address.",
             err=True,
         )
 

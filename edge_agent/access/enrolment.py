@@ -235,8 +235,9 @@ def send_request(
             else str(error) or type(error).__name__
         )
         raise LinkError(
-            f"{problem}: {reason}: check that the coordinator runs with --tls and that no firewall "
-            "blocks the port"
+            f"{problem}: {reason}: check that the coordinator runs with --tls, listens on this "
+            "address (--listen), and that no firewall blocks the port; if the coordinator has "
+            "another address, request a token with --host ADDRESS"
         ) from error
     finally:
         link.close()

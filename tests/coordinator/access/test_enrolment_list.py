@@ -118,6 +118,13 @@ def test_flags_that_do_not_fit_together_are_refused(tmp_path: Path, words: tuple
     assert not (tmp_path / "pki").exists()
 
 
+def test_enrolling_says_where_the_device_will_enrol(tmp_path: Path, authority: Authority) -> None:
+    """A token of an address at which the coordinator does not listen is useless."""
+    done = enroll(tmp_path, "a", "--port", "9000")
+    assert "enrol at localhost:9000" in done.stderr
+    assert "--host" in done.stderr
+
+
 def test_one_device_is_put_into_groups(tmp_path: Path, authority: Authority) -> None:
     assert enroll(tmp_path, "a", "--group", "eu", "--group", "canary").exit_code == 0
     assert authority.registry.list_groups() == {"a": ("canary", "eu")}

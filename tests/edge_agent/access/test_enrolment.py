@@ -168,7 +168,7 @@ def test_an_unreachable_authority_is_reported(token: Token, device: Path) -> Non
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
-    with pytest.raises(LinkError, match=r"connection refused.*--tls"):
+    with pytest.raises(LinkError, match=r"connection refused.*--tls.*--host"):
         resolve_broker(
             None, None, str(Token("a", "localhost", free, token.secret, token.fingerprint))
         )
