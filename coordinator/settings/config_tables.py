@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from federated.defaults import DATASET, HELD, MODEL, PARTITION
+from federated.defaults import DATASET, HELD, MEMORY_FRACTION, MODEL, PARTITION
 from federated.device.trainers.catalogue import DEFAULT
 from federated.settings_validation import Natural, Record, Seed
 
@@ -251,7 +251,7 @@ class Assign(Record, frozen=True):
     ] = 1.15
     memory: Annotated[
         Fraction, Meta(description="Fraction of a device's measured memory that training may use.")
-    ] = 0.6
+    ] = MEMORY_FRACTION
 
 
 class Robust(Record, frozen=True):

@@ -16,6 +16,7 @@ from edge_agent.device.process_limits import (
     find_memory_limit,
     measure_free_memory,
 )
+from federated.defaults import MEMORY_FRACTION
 from federated.install_command import pip_command
 from federated.wire import messages
 from federated.wire.checks.check_result import Check, State
@@ -25,7 +26,6 @@ __all__ = ["check_device", "check_skew"]
 
 # bytes of memory below which there is a warning and a failure, if no run states its needs
 MEMORY = 400e6, 150e6  # PyTorch takes most of the first
-FRACTION = 0.6  # of the memory that assignment uses (coordinator: assign.memory)
 
 
 def check_device(store: Path, card: messages.Run | None) -> Iterator[Check]:
@@ -70,10 +70,10 @@ def check_memory(smallest: int | None) -> Check:
     found = f"{free / 1e9:.3g} GB free for this process"
     if smallest is not None:
         found += (
-            f", {FRACTION:.0%} of it for training; the smallest submodel needs "
+            f", {MEMORY_FRACTION:.0%} of it for training; the smallest submodel needs "
             f"{smallest / 1e6:.3g} MB"
         )
-        if FRACTION * free < smallest:
+        if MEMORY_FRACTION * free < smallest:
             return Check(
                 "memory",
                 "fail",

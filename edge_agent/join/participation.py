@@ -289,7 +289,7 @@ def describe_profile(profile: Profile) -> str:
     steps = ", ".join(f"{t.submodel.name} {t.seconds * 1000:.0f} ms" for t in profile.timings)
     return (
         (f"{profile.board.model}: " if profile.board.model else "")
-        + f"{profile.cpus:g} CPUs, {profile.memory // 10**6} MB for training, uplink "
+        + f"{profile.cpus:g} CPUs, {profile.memory // 10**6} MB of free memory, uplink "
         f"{profile.uplink / 1e6:.0f} MB/s, trains with {profile.runtime}"
         + (f", step time {steps}" if steps else "")
     )

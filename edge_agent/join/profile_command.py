@@ -23,6 +23,7 @@ from edge_agent.device.heat_and_load import BUSY, Heat, measure_load, read_heat
 from edge_agent.device.measurement_cache import read_versions
 from edge_agent.join.trainer_choice import GAIN
 from edge_agent.join.training_process_control import Calibrated, Compared, Job, Order, Worker
+from federated.defaults import MEMORY_FRACTION
 from federated.device.profile_file import (
     FORMAT,
     RUNTIMES,
@@ -156,7 +157,8 @@ def describe_device(profile: Profile, heat: Heat, limits: str) -> list[str]:
     return [
         f"board      {board.model or 'unknown'} ({board.kind}), {profile.system}",
         f"processor  {read_processor_name()}: {profile.cpus:g} usable; limits: {limits}; {used}",
-        f"memory     {profile.memory / 1e6:.0f} MB for training",
+        f"memory     {profile.memory / 1e6:.0f} MB free; by default, training may use "
+        f"{MEMORY_FRACTION:.0%} of it (assign.memory)",
         f"gpu        {gpu}",
         f"heat       {', '.join(heat_parts)}",
         f"power      {board.power or 'unknown'}",

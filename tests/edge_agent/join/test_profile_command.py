@@ -75,7 +75,7 @@ def test_the_sheet_has_the_devices_facts_and_timings(tmp_path: Path, broker: str
     for word in (
         "board",
         "processor",
-        "memory",
+        "MB free; by default, training may use 60% of it (assign.memory)",
         "gpu",
         "heat",
         "power",
