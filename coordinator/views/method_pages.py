@@ -15,6 +15,7 @@ from federated.training.hooks import Hooks
 __all__ = ["describe_method", "list_methods", "render_list", "render_method"]
 
 WIDTH = 110
+TEST = "TRY_METHOD={} pytest CLONE/tests/federated/test_properties.py"
 
 
 def list_methods() -> list[dict[str, str]]:
@@ -26,7 +27,11 @@ def list_methods() -> list[dict[str, str]]:
 
 
 def describe_method(name: str) -> dict[str, Any]:
-    """Return one method as plain values. name: as for `--method`. Raises Unknown, ConfigError."""
+    """Return one method as plain values. name: as for `--method`. Raises Unknown, ConfigError.
+
+    test: command that tests the laws of a method of one's own; empty for a built-in method, whose
+        laws this project's tests check.
+    """
     made = find_method(name)
     return {
         "name": made.name,
@@ -36,6 +41,7 @@ def describe_method(name: str) -> dict[str, Any]:
         "trains": describe_training(made.hooks),
         "settings": {key: describe_setting(known) for key, known in made.settings.items()},
         "laws": {law: made.breaks.get(law, "") for law in LAWS},
+        "test": "" if name in METHODS else TEST.format(name),
         "modes": {mode: made.forbids.get(mode, "") for mode in MODES},
     }
 
@@ -89,10 +95,12 @@ def render_method(one: Mapping[str, Any]) -> str:
         limits = [known[bound] for bound in ("range", "schedule") if bound in known]
         bounds = f" [{'; '.join(limits)}]" if limits else ""
         lines += wrap(f"{key} = {spell(known['default'])}", known["help"] + choices + bounds, 30)
-    untried = "" if one["name"] in METHODS else "not tried: "  # only built-in methods are tested
+    untried = "not tested: " if one["test"] else ""
     lines += ["", "Laws of the aggregation:"]
     for law, why in one["laws"].items():
         lines += wrap(law, f"does not hold: {why}" if why else untried + LAWS[law], 13)
+    if one["test"]:
+        lines.append(f"Test them, with the path of a clone of the repository: {one['test']}")
     lines += ["", "Modes of the aggregation (fleet.mode, robust.rule, private.noise):"]
     for mode, why in one["modes"].items():
         lines += wrap(mode, MODES[mode] if not why else f"not supported: {why}", 13)

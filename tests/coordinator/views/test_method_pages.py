@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -108,8 +109,19 @@ def test_a_survey_alone_asks_for_no_pytorch(name: str, trains: str) -> None:
     assert describe_method(name)["trains"] == trains
 
 
-def test_laws_of_a_method_of_ones_own_are_shown_as_not_tried() -> None:
+def test_laws_of_a_method_of_ones_own_are_not_tested_and_the_command_for_it_is_shown() -> None:
     """The project's tests check the laws of the built-in methods only."""
-    own = render_method(describe_method(MEMBERS["espalier.methods"]))
-    assert own.count("not tried:") == len(LAWS) - own.count("does not hold:")
-    assert "not tried" not in render_method(describe_method("fedavg"))
+    name = MEMBERS["espalier.methods"]
+    own = render_method(describe_method(name))
+    assert own.count("not tested:") == len(LAWS) - own.count("does not hold:")
+    assert f"TRY_METHOD={name} pytest" in own
+    assert "test" not in render_method(describe_method("fedavg")).partition("Laws")[2]
+
+
+def test_laws_of_a_method_of_ones_own_with_a_built_in_name_are_shown_as_not_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from federated.methods.fedavg import fedavg\n\n\ndef make():\n    return fedavg()\n"
+    (tmp_path / "same_name.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "not tested:" in render_method(describe_method("same_name:make"))
