@@ -7,8 +7,9 @@ and merge, load and export the results.
     export                                 ONNX files of a run, or of modules that were cut by hand
 
 Only these names are stable; other modules of the project may change. Importing this package loads
-no PyTorch: the functions that need it raise MissingExtra, with the command that installs it. All
-errors are subclasses of EspalierError.
+no PyTorch: the functions that need it raise MissingExtra, with the command that installs it. It
+defers the import of PyTorch's compiler until something compiles. All errors are subclasses of
+EspalierError.
 """
 
 from coordinator.observe import events
@@ -16,6 +17,7 @@ from espalier.networks import cost, menu, merge, network, slice
 from espalier.results import export, load_run, predict
 from espalier.runs import Fleet, Run, Simulation, run
 from federated.errors import EspalierError
+from federated.runtime.torch_import import defer_compiler
 from models.submodel import Network, Submodel
 
 __all__ = [
@@ -36,3 +38,5 @@ __all__ = [
     "run",
     "slice",
 ]
+
+defer_compiler()

@@ -3,7 +3,8 @@ collections. Does not import torch itself.
 
 An optimiser and the meta device mark functions as not to be compiled when they first run, and
 PyTorch imports its whole compiler to set this mark: 1.5 s of processor time and 75 MB (PyTorch 2.13
-on x86-64) in each agent and coordinator, none of which compiles.
+on x86-64) in each agent and coordinator, none of which compiles. torchvision imports it for a
+function that few of its users call.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 __all__ = ["defer_compiler", "pause_collection"]
 
 NAME = "torch._dynamo"
+UTILS = f"{NAME}.utils"
 
 
 def defer_compiler() -> None:
@@ -77,25 +79,44 @@ class DeferredCompiler(ModuleType):
         return getattr(load_compiler(), name)
 
 
+class DeferredUtils(ModuleType):
+    """Stands for `torch._dynamo.utils`, from which torchvision imports one function."""
+
+    def is_compile_supported(self, device_type: Any) -> Any:
+        """Call the compiler's own function."""
+        return load_compiler().utils.is_compile_supported(device_type)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(load_compiler().utils, name)
+
+
 class SubmoduleFinder(MetaPathFinder, Loader):
-    """Loads the package before its first submodule, as an import of the package would."""
+    """Loads the package before its first submodule, as an import of the package would, except for
+    `UTILS`.
+    """
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         if not name.startswith(f"{NAME}.") or not isinstance(
             sys.modules.get(NAME), DeferredCompiler
         ):
             return None
-        load_compiler()
+        if name != UTILS:
+            load_compiler()
         return ModuleSpec(name, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        if isinstance(sys.modules.get(NAME), DeferredCompiler):
+            return DeferredUtils(spec.name)
         return importlib.import_module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: `create_module` returned a module that has been executed."""
+        """Do nothing: `create_module` returned a module that needs no execution."""
 
 
 def load_compiler() -> ModuleType:
     if isinstance(sys.modules.get(NAME), DeferredCompiler):
         del sys.modules[NAME]
+        sys.modules.pop(UTILS, None)
     return importlib.import_module(NAME)

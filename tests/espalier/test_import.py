@@ -64,3 +64,23 @@ def test_every_public_name_is_documented_and_typed() -> None:
             given = inspect.signature(public)
             assert given.return_annotation is not given.empty
             assert all(one.annotation is not one.empty for one in given.parameters.values())
+
+
+def test_slicing_and_training_a_network_of_timm_loads_no_compiler() -> None:
+    """PyTorch's optimisers and torchvision import it, though they do not compile."""
+    code = """
+import sys
+import espalier
+net = espalier.network("timm:resnet10t", (3, 32, 32), 10)
+module = espalier.slice(net, espalier.menu(net, (0.25,))[0])
+import torch
+optimiser = torch.optim.SGD(module.parameters(), 0.1)
+optimiser.zero_grad()
+module(torch.rand(2, 3, 32, 32)).sum().backward()
+optimiser.step()
+print([one for one in ("torch._dynamo.convert_frame", "onnx") if one in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout == "[]\n"

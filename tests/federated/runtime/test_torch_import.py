@@ -44,12 +44,29 @@ assert not loaded()
 """)
 
 
+def test_that_torchvision_loads_no_compiler() -> None:
+    run("""
+from models.optional_torchvision import import_torchvision
+train()
+assert import_torchvision("models").resnet18
+assert not loaded()
+from torch._dynamo.utils import is_compile_supported
+assert is_compile_supported("cpu") in (True, False)
+import torch._dynamo.utils
+assert torch._dynamo.utils.is_compile_supported.__module__ == "torch._dynamo.utils"
+assert loaded()
+train()
+""")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [
         "import torch._dynamo.config as config; assert torch._dynamo.config is config",
         "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)) == 2",
+        "from torch._dynamo.utils import is_compile_supported; is_compile_supported('cpu')",
+        "from torch._dynamo.utils import counters; assert counters is not None",
     ],
 )
 def test_that_a_use_loads_the_compiler_and_training_still_works(use: str) -> None:
