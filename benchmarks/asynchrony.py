@@ -192,7 +192,7 @@ def command(unit: float, seed: int, form: str) -> None:
     """
     say = speaker(form)
     with (
-        report_errors("python -m benchmarks async", "simulate", "interrupted"),
+        report_errors("python -m benchmarks async", "simulate"),
         tempfile.TemporaryDirectory() as folder,
     ):
         runs = {

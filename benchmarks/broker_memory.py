@@ -69,7 +69,7 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
     Print the broker's memory (MB) and the download time.
     """
     with (
-        report_errors("python -m benchmarks broker", "coordinator", "interrupted"),
+        report_errors("python -m benchmarks broker", "coordinator"),
         ExitStack() as stack,
     ):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-broker-")))

@@ -185,7 +185,7 @@ def command(agents: tuple[int, ...], seed: int, form: str) -> None:
 
     Only the decisions of a round are timed, without network, disk and model.
     """
-    with report_errors("python -m benchmarks core", "coordinator", "interrupted"):
+    with report_errors("python -m benchmarks core", "coordinator"):
         say, rows = speaker(form), list[Row]()
         measure(AGENTS[1])  # warm up
         say(HEAD)

@@ -155,7 +155,7 @@ def command(names: tuple[str, ...], form: str) -> None:
     the outputs of the exported graph with PyTorch's.
     """
     with (
-        report_errors("python -m benchmarks networks", "networks", "interrupted"),
+        report_errors("python -m benchmarks networks", "networks"),
         tempfile.TemporaryDirectory(prefix="espalier-") as folder,
         warnings.catch_warnings(),
     ):

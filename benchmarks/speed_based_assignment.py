@@ -345,7 +345,7 @@ def command(keep: Path | None, form: str) -> None:
     and what changes after one of them slows down.
     """
     with (
-        report_errors("python -m benchmarks pacing", "coordinator", "interrupted"),
+        report_errors("python -m benchmarks pacing", "coordinator"),
         ExitStack() as stack,
     ):
         folder = (

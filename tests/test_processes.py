@@ -161,6 +161,25 @@ def test_one_file_gives_the_same_model_in_simulation_and_on_a_fleet(
     assert max(float(np.abs(here[home] - there[home]).max()) for home in there) <= 1e-6
 
 
+def test_ctrl_c_offers_to_resume_only_a_run_that_is_stored(
+    tmp_path: Path, start: Start, broker: str
+) -> None:
+    """A run without a round is deleted, since nothing of it can be resumed."""
+    run = ["--broker", broker, "--name", "r", "--min-agents", "1", "--rounds", "500", *QUICK]
+    for number, waits in enumerate((True, False)):
+        words = [*COORDINATOR, "start", *run, "--format", "json"]
+        coordinator, log = start(*words), tmp_path / f"{number}.err"
+        assert wait_for_words(coordinator, log, "stored in")
+        if not waits:
+            agent(start, broker, 0)
+            assert wait_for_words(coordinator, log, "round 2 of 500")
+        coordinator.send_signal(signal.SIGINT)
+        assert coordinator.wait(60) == 130
+        assert (tmp_path / "runs" / "r").exists() != waits
+        hint = "" if waits else "; resume with: coordinator start --name r --resume"
+        assert log.read_text().endswith(f"interrupted{hint}\n")
+
+
 @pytest.mark.slow
 def test_an_interrupted_agent_leaves_cleanly_and_the_run_continues(
     tmp_path: Path, start: Start, broker: str

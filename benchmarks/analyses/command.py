@@ -57,7 +57,7 @@ def command(name: str, run: str, out: Path | None, runs: Path, form: str) -> Non
     observe.readers = ["benchmarks.analyses.round_history:record"].
     """
     with (
-        report_errors("python -m benchmarks analyse", "simulate", "interrupted"),
+        report_errors("python -m benchmarks analyse", "simulate"),
         require_extra("python -m benchmarks analyse", "simulate"),
     ):
         analyse, place = find_analysis(name), runs / run

@@ -340,7 +340,7 @@ def command(
     attacks damage files and kill processes. The benchmark fails if updates are lost or counted
     twice, or if an attacker is admitted.
     """
-    with report_errors("python -m benchmarks attacks", "coordinator", "interrupted"):
+    with report_errors("python -m benchmarks attacks", "coordinator"):
         jobs, say = list_jobs(choose(names), times, pairs, seed), speaker(form)
         results = [one for one in read_log(log) if (one.name, one.outcome.seed) in jobs]
         say(f"seed {seed}, {len(jobs)} runs")

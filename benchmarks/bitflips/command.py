@@ -93,7 +93,7 @@ def command(count: int, seed: int | None, workers: int, form: str) -> None:
     or an update that is kept for a robust rule. The benchmark fails if damage is not detected, or
     if damaged weights are trained.
     """
-    with report_errors("python -m benchmarks bitflips", "coordinator", "interrupted"):
+    with report_errors("python -m benchmarks bitflips", "coordinator"):
         say = speaker(form)
         seed = secrets.randbelow(2**31) if seed is None else seed
         flips = draw_flips(count, seed, find_stops(), find_stops(robust=True))

@@ -59,7 +59,7 @@ def benchmark(
     def decorate(measure: Measure) -> click.Command:
         @functools.wraps(measure)
         def run(form: str, save: bool, any_load: bool, **options: Any) -> None:
-            with report_errors(f"python -m benchmarks {name}", extra, "interrupted"):
+            with report_errors(f"python -m benchmarks {name}", extra):
                 load = os.getloadavg()[0]
                 if save and not any_load:
                     check_load(load, len(list_processors()))

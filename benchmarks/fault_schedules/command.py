@@ -306,7 +306,7 @@ def command(
     A schedule is a simulated run in virtual time, with faults that its seed selects. Check that no
     update is lost or counted twice, that a restart restores the same state, and that no run stalls.
     """
-    with report_errors("python -m benchmarks schedules", "coordinator", "interrupted"):
+    with report_errors("python -m benchmarks schedules", "coordinator"):
         if replay is not None:
             outcome = follow(replay)
             click.echo(f"seed {replay}: {outcome.wrong or 'no failure'}")

@@ -166,7 +166,7 @@ def command(
     counted twice, and measure the time to recover.
     """
     with (
-        report_errors("python -m benchmarks faults", "coordinator", "interrupted"),
+        report_errors("python -m benchmarks faults", "coordinator"),
         ExitStack() as stack,
     ):
         wanted = choose_scenarios(names, kind)

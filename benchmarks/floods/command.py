@@ -277,7 +277,7 @@ def command(
     and the memory.
     """
     with (
-        report_errors("python -m benchmarks floods", "coordinator", "interrupted"),
+        report_errors("python -m benchmarks floods", "coordinator"),
         tempfile.TemporaryDirectory(
             prefix="espalier-floods-", ignore_cleanup_errors=True
         ) as folder,

@@ -156,7 +156,7 @@ def command(inputs: int, seed: int, names: tuple[str, ...], keep: Path | None, f
     declared limit.
     """
     with (
-        report_errors("python -m benchmarks fuzz", "fuzz", "interrupted"),
+        report_errors("python -m benchmarks fuzz", "fuzz"),
         tempfile.TemporaryDirectory(prefix="espalier-fuzz-") as folder,
     ):
         if util.find_spec("atheris") is None:

@@ -90,7 +90,7 @@ def find_outdated() -> dict[Path, str]:
 )
 def command(check: bool, picture: bool) -> None:
     """Update the generated tables of the documentation."""
-    with report_errors("python -m benchmarks docs", "simulate", "interrupted"):
+    with report_errors("python -m benchmarks docs", "simulate"):
         outdated = find_outdated()
         pictures = find_outdated_pictures()
         if check and (outdated or pictures):

@@ -58,7 +58,7 @@ def command(rounds: int, broker_kind: str, form: str) -> None:
     accuracy is too low, or the losses differ from those in Python.
     """
     with (
-        report_errors("python -m benchmarks web", "coordinator,export,web", "interrupted"),
+        report_errors("python -m benchmarks web", "coordinator,export,web"),
         tempfile.TemporaryDirectory(prefix="espalier-web-") as temporary,
     ):
         made = measure(Path(temporary), rounds, broker_kind, speaker(form))

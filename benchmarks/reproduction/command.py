@@ -222,7 +222,7 @@ def command(
     Print the results beside the paper's numbers, and write them as text, CSV, LaTeX and a picture
     beside the log. Repeat an interrupted command to continue it.
     """
-    with report_errors("python -m benchmarks reproduce", "simulate", "interrupted"):
+    with report_errors("python -m benchmarks reproduce", "simulate"):
         if listed:
             found = describe_experiments()
             print_result({"experiments": found}, form, lambda _: format_experiments(found))

@@ -80,7 +80,7 @@ def command(
     measurement exceeds its limit.
     """
     with (
-        report_errors("python -m benchmarks page", "coordinator,web", "interrupted"),
+        report_errors("python -m benchmarks page", "coordinator,web"),
         ExitStack() as stack,
     ):
         temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-page-"))

@@ -85,18 +85,11 @@ RUNS = click.option(
     help="folder of runs",
 )
 
-# hints after ctrl-C; other commands store nothing to resume
-RESUMABLE = {
-    "simulate": "; resume with --resume",
-    "start": "; if a round had started, continue the run with --resume",
-}
-
 
 @contextmanager
 def print_errors(command: str) -> Iterator[None]:
     """Report errors in plain words; see `federated.runtime.console.report_errors`."""
-    interrupted = "interrupted" + RESUMABLE.get(command, "")
-    with report_errors(f"coordinator {command}", "coordinator,export", interrupted):
+    with report_errors(f"coordinator {command}", "coordinator,export"):
         try:
             yield
         except sqlite3.DatabaseError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -46,7 +46,16 @@ from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from models.cost import cost
 
-__all__ = ["View", "check_same", "load_named", "load_stored", "report", "show", "start_run"]
+__all__ = [
+    "View",
+    "check_same",
+    "load_named",
+    "load_stored",
+    "report",
+    "show",
+    "start_run",
+    "suggest_resume",
+]
 
 WIDTH = 110  # columns of a table in a log file
 FIXED = (
@@ -102,23 +111,38 @@ def start_run(
         logs.configure(
             form=config.log.format, file=Path(config.log.file) if config.log.file else None
         )
-    prepared = prepare(config, runs, resume=resume)
-    try:
-        record_start(prepared, runs, resume=resume)
-        result = run_at_broker(prepared, runs / config.name, view)
-    except Stopped as why:
-        resume = True  # keep the run, which can be resumed
-        view.say(f"{why}; resume with: coordinator start --name {config.name} --resume")
-        return {
-            "run": config.name,
-            "method": config.method_name,
-            "rounds": prepared.store.rounds_done,
-            "stopped": str(why),
-        }
-    finally:
-        prepared.close(discard=not resume)
+    how = f"resume with: coordinator start --name {config.name} --resume"
+    with suggest_resume(runs, (config.name,), how):
+        prepared = prepare(config, runs, resume=resume)
+        try:
+            record_start(prepared, runs, resume=resume)
+            result = run_at_broker(prepared, runs / config.name, view)
+        except Stopped as why:
+            resume = True  # keep the run, which can be resumed
+            view.say(f"{why}; {how}")
+            return {
+                "run": config.name,
+                "method": config.method_name,
+                "rounds": prepared.store.rounds_done,
+                "stopped": str(why),
+            }
+        finally:
+            prepared.close(discard=not resume)
     show(result, live=view.live, say=view.say)
     return report(result, config)
+
+
+@contextmanager
+def suggest_resume(runs: Path, names: Collection[str], how: str) -> Iterator[None]:
+    """After ctrl-C, add to its message how to resume, if one of these runs is stored. A run without
+    a round was deleted by then.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not {*names} & {*list_runs(runs)}:
+            raise
+        raise KeyboardInterrupt(f"interrupted; {how}") from None
 
 
 def record_start(prepared: Prepared, runs: Path, *, resume: bool) -> None:

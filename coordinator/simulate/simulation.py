@@ -23,7 +23,7 @@ from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.events import Publish
 from coordinator.phases.run_context import ENDLESS
 from coordinator.run.config_sources import ConfigSources
-from coordinator.run.launch import check_same, load_named, load_stored
+from coordinator.run.launch import check_same, load_named, load_stored, suggest_resume
 from coordinator.run.run_preparation import Prepared, prepare
 from coordinator.run.runner import RunOptions, run
 from coordinator.settings.config import Config
@@ -86,7 +86,8 @@ def simulate(
             say(f"seed {seed}, {index + 1} of {len(seeds)}")
         fleet = msgspec.structs.replace(config.fleet, min_agents=settings.agents)
         one = msgspec.structs.replace(config, name=names[seed], seed=seed, fleet=fleet)
-        found.append(simulate_once(one, runs, folder, resume=resume, say=say))
+        with suggest_resume(runs, names.values(), "resume with --resume"):
+            found.append(simulate_once(one, runs, folder, resume=resume, say=say))
     with writing(folder):
         return results.write_summary(folder, name, found, say)
 

@@ -157,7 +157,7 @@ def bench(form: str, **options: Any) -> None:
     Predictions from small submodels are shown for comparison. Exit code 1: a row failed; the others
     are reported. Exit code 130: interrupted; completed rows are printed and written.
     """
-    with report_errors("edge-agent bench", "bench", "interrupted"):
+    with report_errors("edge-agent bench", "bench"):
         from edge_agent.bench.bench_command import Request
         from edge_agent.bench.bench_command import bench as measure
         from edge_agent.device.process_limits import Limits, parse_size

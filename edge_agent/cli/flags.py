@@ -100,4 +100,4 @@ def own_data(description: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 def print_errors(command: str) -> AbstractContextManager[None]:
     """Print errors of a command as text; see `federated.runtime.console.report_errors`."""
-    return report_errors(f"edge-agent {command}", "train", "interrupted")
+    return report_errors(f"edge-agent {command}", "train")

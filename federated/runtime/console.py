@@ -99,20 +99,21 @@ def show_progress(label: str, *, of_bytes: bool = False) -> Iterator[Callable[[i
 
 
 @contextmanager
-def report_errors(command: str, extra: str, interrupted: str) -> Iterator[None]:
+def report_errors(command: str, extra: str) -> Iterator[None]:
     """End the command after an expected error with its message and exit code, without a traceback.
     Any error of an extension's code is expected.
 
     extra: the extra to install if a package is missing.
-    interrupted: message after ctrl-C.
+
+    Ctrl-C ends it with the text of the KeyboardInterrupt, which code that catches it may set.
     """
     try:
         yield
     except EspalierError as error:
         click.echo(f"error: {make_lines_safe(error.on_command_line or str(error))}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        click.echo(interrupted, err=True)
+    except KeyboardInterrupt as why:
+        click.echo(str(why) or "interrupted", err=True)
         sys.exit(130)
     except Exception as error:
         # imported here, because most commands need no extension

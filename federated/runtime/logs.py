@@ -187,7 +187,7 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_logs(*args: Any, log_format: Form, log_file: Path | None, **options: Any) -> Any:
         if log_format != "text" or log_file is not None:
-            with report_errors("--log-file", "train", "interrupted"):
+            with report_errors("--log-file", "train"):
                 configure(form=log_format, file=log_file)
         return command(*args, **options)
 

@@ -71,7 +71,7 @@ def test_words_are_safe_once_a_message_is_decoded() -> None:
 
 def test_words_in_errors_are_safe(capsys: pytest.CaptureFixture[str]) -> None:
     assert str(Refused(WORDS)) == make_safe(WORDS)
-    with pytest.raises(SystemExit) as end, report_errors("x", "y", "z"):
+    with pytest.raises(SystemExit) as end, report_errors("x", "y"):
         raise FleetError(f"first:\n  - {WORDS}")
     assert end.value.code == 6
     shown = capsys.readouterr().err

@@ -129,7 +129,7 @@ def test_ctrl_c_stops_long_training_at_once(started):
     process, workers = started
     os.killpg(process.pid, signal.SIGINT)
     said, _ = process.communicate(timeout=60)
-    assert said.endswith("interrupted; resume with --resume\n")
+    assert said.endswith("interrupted\n"), "a simulation stores whole rounds, and none has ended"
     assert "Traceback" not in said
     assert process.returncode == 130
     assert all(is_gone(pid) for pid in workers)

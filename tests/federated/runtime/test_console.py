@@ -54,14 +54,21 @@ def test_an_error_of_an_extension_ends_a_command_without_a_traceback(
 ) -> None:
     (tmp_path / "broken_rule.py").write_text("def rule():\n    return [].pop()\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SystemExit) as end, report_errors("x", "y", "z"):
+    with pytest.raises(SystemExit) as end, report_errors("x", "y"):
         import_member("broken_rule:rule")()
     text = capsys.readouterr().err
     assert end.value.code == 3
     assert "'broken_rule' failed at broken_rule.py, line 2: IndexError" in text
     monkeypatch.setattr("models.extension_lookup.FOREIGN_MODULES", set())  # also without `tests`
-    with pytest.raises(IndexError), report_errors("x", "y", "z"):
+    with pytest.raises(IndexError), report_errors("x", "y"):
         [].pop()
+
+
+@pytest.mark.parametrize("why", ["", "interrupted; resume it"])
+def test_ctrl_c_ends_a_command_with_its_text(why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end, report_errors("x", "y"):
+        raise KeyboardInterrupt(*filter(None, [why]))
+    assert (end.value.code, capsys.readouterr().err) == (130, f"{why or 'interrupted'}\n")
 
 
 def test_an_error_in_another_module_of_an_extension_names_both(
@@ -74,7 +81,7 @@ def test_an_error_in_another_module_of_an_extension_names_both(
     (tmp_path / "broken_package" / "inner.py").write_text(inner)
     monkeypatch.syspath_prepend(tmp_path)
     fail = import_member("broken_package.plugin:rule")()  # no frame of the plug-in remains
-    with pytest.raises(SystemExit) as end, report_errors("x", "y", "z"):
+    with pytest.raises(SystemExit) as end, report_errors("x", "y"):
         fail()
     text = capsys.readouterr().err
     assert end.value.code == 3
