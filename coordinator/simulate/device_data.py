@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,10 @@ class DataSource:
     seed: int
     held: float
     local_test: str = "own"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields without loaded data, which another process loads itself."""
+        return asdict(self)
 
     @classmethod
     def from_config(cls, config: Config) -> DataSource:

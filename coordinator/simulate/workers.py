@@ -8,18 +8,20 @@ Alternatively, a single worker executes each task in the thread that begins it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
+import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from functools import lru_cache
 from itertools import repeat
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from threading import Event
@@ -184,8 +186,17 @@ class ProcessPool:
             count_workers(config),
             mp_context=context,
             initializer=initialize_worker,
-            initargs=(drop_data(source), config, self._stopped, list_given_objects(config)),
+            initargs=(source, config, self._stopped, list_given_objects(config)),
         )
+        if isinstance(context, ForkContext):
+            self._fork()
+
+    def _fork(self) -> None:
+        """Fork all workers now, before this process has threads."""
+        with block_interrupts(), warnings.catch_warnings():
+            # the threads that Python warns of are those of BLAS, which restarts them
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._pool.submit(os.getpid)
 
     def begin(self, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
         try:
@@ -226,15 +237,18 @@ def count_workers(config: Config) -> int:
     return config.simulate.workers or processors
 
 
-def make_process_context() -> SpawnContext | ForkServerContext:
-    """Return the start method of workers. On Linux, each is a fork of a server process that has
-    loaded PyTorch, which saves seconds and memory.
+def make_process_context() -> ForkContext | ForkServerContext | SpawnContext:
+    """Return the start method of workers. On Linux, each is a fork of this process, with which it
+    shares code and data, or of a server process that has loaded PyTorch. Both save seconds and
+    memory.
 
     The server is a child of this process and only loads code, so that a fork of it holds no locks
     of threads and nothing on a GPU. It starts at once, while this process prepares the run.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
+    if threading.active_count() == 1 and not torch.cuda.is_available():
+        return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     resource_tracker.ensure_running()  # it would unblock ctrl-C, if the server started it
@@ -251,13 +265,6 @@ def read_outcome(done: Future[float]) -> float | str:
     if isinstance(error, BrokenProcessPool):
         raise EspalierError(BROKEN)
     return done.result() if error is None else f"{type(error).__name__}: {error}"
-
-
-def drop_data(source: DataSource) -> DataSource:
-    """Return the source without its loaded data: each worker loads them once instead of receiving
-    them.
-    """
-    return replace(source)
 
 
 def list_given_objects(config: Config) -> dict[str, Any]:
@@ -287,6 +294,8 @@ def initialize_worker(
 ) -> None:
     """Load the configured extensions. stopped: shared with the parent process."""
     global WORKER
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has its parent's handler
+    gc.freeze()  # a collection would write to the memory that a fork shares
     defer_compiler()
     OBJECTS.update(given)
     find_method(config.method_name)

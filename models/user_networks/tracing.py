@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import getitem
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx, hub, nn
 from torch.fx.node import map_aggregate
 from torch.fx.proxy import Attribute
 
@@ -163,6 +164,19 @@ def mark(module: nn.Module, name: str, value: int, index: int | None = None) -> 
     return marked
 
 
+@contextmanager
+def without_progress_thread() -> Iterator[None]:
+    """Keep the interpreter's hidden progress bar from starting a thread: a process that has threads
+    cannot be forked.
+    """
+    bar: Any = vars(hub)["tqdm"]
+    before, bar.monitor_interval = getattr(bar, "monitor_interval", 0), 0
+    try:
+        yield
+    finally:
+        bar.monitor_interval = before
+
+
 def label_tensors(
     net: nn.Module, graph: fx.Graph, example: Tensor, groups: Groups
 ) -> dict[fx.Node, Value]:
@@ -170,7 +184,7 @@ def label_tensors(
     axes that scale together.
     """
     interpreter = fx.Interpreter(net, garbage_collect_values=False, graph=graph)
-    with torch.no_grad():
+    with torch.no_grad(), without_progress_thread():
         interpreter.run(example)
     names, found = dict(named_tensors(net)).keys(), dict[fx.Node, Any]()
     for node in graph.nodes:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.simulate import workers
 from coordinator.simulate.device_data import DataSource
-from coordinator.simulate.workers import drop_data
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="needs /proc to inspect processes"
@@ -68,12 +68,7 @@ def wait_for_training(parent: int) -> list[int]:
     """
     limit = time.monotonic() + 180
     while time.monotonic() < limit:
-        servers = [
-            pid
-            for pid in children(parent)
-            if "forkserver" in Path(f"/proc/{pid}/cmdline").read_text()
-        ]
-        found = [pid for server in servers for pid in children(server)]
+        found = children(parent)
         if len(found) == 2 and all(seconds(pid) > 0.5 for pid in found):
             return found
         time.sleep(0.1)
@@ -112,13 +107,22 @@ def test_workers_receive_no_data():
     """Workers load data themselves, so a source with loaded data is sent without them."""
     source = DataSource("digits", None, 3, "iid", 0, 0.2)
     assert len(source.parts) == 3
-    assert len(pickle.dumps(drop_data(source))) < 1000 < len(pickle.dumps(source))
+    sent = pickle.dumps(source)
+    assert len(sent) < 1000
+    assert pickle.loads(sent) == source
+
+
+@pytest.mark.parametrize(("threads", "method"), [(1, "fork"), (2, "forkserver")])
+def test_only_a_process_without_threads_is_forked(monkeypatch, threads, method):
+    monkeypatch.setattr(workers.threading, "active_count", lambda: threads)
+    monkeypatch.setattr(workers.torch.cuda, "is_available", lambda: False)
+    assert workers.make_process_context().get_start_method() == method
 
 
 @pytest.mark.slow
 def test_a_killed_worker_ends_the_run_with_an_error(started):
-    process, workers = started
-    os.kill(workers[0], signal.SIGKILL)
+    process, trained = started
+    os.kill(trained[0], signal.SIGKILL)
     said, _ = process.communicate(timeout=60)
     assert "error: a worker process was killed" in said
     assert "Traceback" not in said
@@ -126,17 +130,17 @@ def test_a_killed_worker_ends_the_run_with_an_error(started):
 
 
 def test_ctrl_c_stops_long_training_at_once(started):
-    process, workers = started
+    process, trained = started
     os.killpg(process.pid, signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert said.endswith("interrupted\n"), "a simulation stores whole rounds, and none has ended"
     assert "Traceback" not in said
     assert process.returncode == 130
-    assert all(is_gone(pid) for pid in workers)
+    assert all(is_gone(pid) for pid in trained)
 
 
 @pytest.mark.slow
 def test_workers_end_with_a_killed_parent(started):
-    process, workers = started
+    process, trained = started
     process.kill()
-    assert all(is_gone(pid) for pid in workers)
+    assert all(is_gone(pid) for pid in trained)
