@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 
+from edge_agent.device.background_reading import BackgroundReading
 from edge_agent.device.board import Power, read_power
 from edge_agent.device.heat_and_load import Heat, has_throttled, read_heat
 from federated.wire.messages import Condition
@@ -37,8 +38,9 @@ class Watch:
     ) -> None:
         self.due = ""
         self.fresh = False  # whether cached measurements must be ignored
-        self._limits, self._heat, self._clock, self._power = limits, heat, clock, power
-        self._held_to, self._last, self._source = limits(), heat(), power()
+        self._limits, self._heat, self._clock = limits, heat, clock
+        self._power = BackgroundReading(power)
+        self._held_to, self._last = limits(), heat()
         self._hot = bool(self._last.throttled)
         self._looked = self._powered = self._cooled = clock()
         self._cooled -= REST  # heat may trigger at once
@@ -46,7 +48,7 @@ class Watch:
     @property
     def condition(self) -> Condition:
         """The condition of the device at the last check."""
-        return Condition(self._last.celsius, self._last.throttled, self._source)
+        return Condition(self._last.celsius, self._last.throttled, self._power.latest)
 
     def look(self) -> str:
         """Check the device if an interval has passed, and return `due`."""
@@ -56,7 +58,8 @@ class Watch:
             self._look_at_limits()
             self._look_at_heat(now)
         if now - self._powered >= POWER:
-            self._powered, self._source = now, self._power()
+            self._powered = now
+            self._power.refresh()
         return self.due
 
     def reset(self) -> None:

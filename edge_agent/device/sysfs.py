@@ -7,6 +7,8 @@ boards can be read.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +24,32 @@ Run = Callable[..., str]
 
 def run_command(*words: str) -> str:
     """Return a command's output; "" if it is missing, fails or times out."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(  # noqa: S603  # fixed words
-            words, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
+    with (
+        contextlib.suppress(OSError, subprocess.SubprocessError),
+        subprocess.Popen(  # noqa: S603  # fixed words
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            output, _ = process.communicate(timeout=PATIENCE)
+        except BaseException:
+            kill_group(process)
+            raise
+        return output.strip() if process.returncode == 0 else ""
     return ""
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    """Kill a command and its children: those of a hanging script would stay, more each time."""
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
 
 
 def read_text(path: Path) -> str:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from edge_agent.device import state_folder
+from edge_agent.device.background_reading import BackgroundReading
 from edge_agent.device.measurement_drift import Watch
 from edge_agent.device.process_limits import count_cpus, find_memory_limit
 from edge_agent.device.training_conditions import Conditions
@@ -164,7 +165,7 @@ def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) ->
 def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[JoinResult, str]:
     """Take part in a run once. Return the trainer, too. Raises EspalierError."""
     job, session = request.job, secrets.token_hex(8)
-    conditions = Conditions(request.when)
+    conditions = BackgroundReading(Conditions(request.when))
     with ExitStack() as stack:
         # before the worker, which must not inherit its environment
         manager = stack.enter_context(ServiceManager())
@@ -186,7 +187,7 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
             lambda card: measure_device(worker, card, link, say, fresh=request.fresh),
             worker,
             spool,
-            conditions,
+            conditions.refresh,
             condition=lambda: watch.condition,
         )
         participant = AgentEventLoop(link, run, job.name, session, equipment)

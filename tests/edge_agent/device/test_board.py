@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
+from edge_agent.device import sysfs
 from edge_agent.device.board import read_board, read_governor, read_processor_name
 from edge_agent.device.sysfs import run_command
 from federated.task import Board
 from tests.support.boards import copy_board, load_board
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize(
@@ -91,3 +94,13 @@ def test_missing_or_failing_command_returns_empty_output() -> None:
     assert run_command("no-such-command-here") == ""
     assert run_command("false") == ""
     assert run_command("echo", "here") == "here"
+
+
+def test_hanging_command_is_killed_with_its_children(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sysfs, "PATIENCE", 0.5)
+    script = f"sleep 600 & echo $! > {tmp_path}/child; wait"
+    assert run_command("sh", "-c", script) == ""
+    child = psutil.Process(int((tmp_path / "child").read_text()))
+    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 
 from edge_agent.device.board import Power
 from edge_agent.device.heat_and_load import Heat
 from edge_agent.device.measurement_drift import LOOK, POWER, REST, Watch
 from federated.wire.messages import Condition
+from tests.support.waiting import eventually
 
 COOL = Heat(50.0, 2000.0, False, False, 0)
 
@@ -74,7 +76,25 @@ def test_the_condition_is_that_of_the_last_look() -> None:
     device.later(watch)
     assert watch.condition == Condition(80.0, True, ""), "the power source is read seldom"
     device.later(watch, POWER)
-    assert watch.condition == Condition(80.0, True, "battery")
+    eventually(lambda: watch.condition == Condition(80.0, True, "battery"))
+
+
+def test_a_hanging_power_reading_does_not_block_the_check() -> None:
+    device, answered = Device(), threading.Event()
+    readings = iter(["mains", "battery"])
+
+    def read_power() -> Power:
+        found = next(readings)
+        if found == "battery":
+            answered.wait()
+        return found
+
+    watch = Watch(lambda: device.limits, lambda: device.heat, lambda: device.now, power=read_power)
+    for _ in range(3):
+        device.later(watch, POWER)  # the second reading hangs, and no third one begins
+    assert watch.condition.power == "mains"
+    answered.set()
+    eventually(lambda: watch.condition.power == "battery")
 
 
 def test_growing_event_count_is_throttling() -> None:
