@@ -41,6 +41,7 @@ ROOMS = {
     "federated": (
         "system",
         "runtime",
+        "http_transfers",
         "wire",
         "wire.codecs",
         "wire.links",
@@ -78,6 +79,7 @@ ROOMS = {
         "broker",
         "access",
         "phones",
+        "http_transfers",
         "fleet",
         "observe.event_readers",
         "phases",
@@ -129,6 +131,7 @@ TORCH_FREE = (  # packages, rooms and modules that a device without torch, onnx 
     "export",
     "federated.data",
     "federated.device",
+    "federated.http_transfers",
     "federated.runtime",
     "federated.system",
     "federated.task",

@@ -1,8 +1,8 @@
 """Find the proxy that the environment names for a connection, and connect through it.
 
-Over TCP, `mqtt_proxy` counts; for WebSockets `http_proxy` and, with TLS, `https_proxy`, which also
-counts for enrolment and for MQTT on port 443. `all_proxy` counts for all, and `no_proxy` names the
-hosts that are reached directly.
+Over TCP, `mqtt_proxy` counts; for WebSockets and HTTP `http_proxy` and, with TLS, `https_proxy`,
+which also counts for enrolment and for MQTT on port 443. `all_proxy` counts for all, and `no_proxy`
+names the hosts that are reached directly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from federated.system.connection_deadline import ConnectionDeadline
 __all__ = ["Proxy", "ProxyError", "find_proxy", "open_connection"]
 
 # scheme of an address -> variable before `_proxy`
-VARIABLES = {"mqtt": "mqtt", "mqtts": "mqtt", "ws": "http", "wss": "https", "https": "https"}
+VARIABLES = {
+    "mqtt": "mqtt",
+    "mqtts": "mqtt",
+    "ws": "http",
+    "wss": "https",
+    "http": "http",
+    "https": "https",
+}
 HTTP, HTTPS = 80, 443
 AUTHENTICATION = "407"  # status of a proxy that requires a user
 KINDS = {  # scheme of a proxy -> its kind, for SOCKS as named in the library
