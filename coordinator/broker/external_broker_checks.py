@@ -12,6 +12,8 @@ from federated.errors import EspalierError, LinkError
 from federated.runtime.console import Say
 from federated.wire import topics
 from federated.wire.checks.broker_capability_checks import (
+    LEVELS,
+    PACKETS,
     WILDCARDS,
     Place,
     report_packets,
@@ -28,12 +30,15 @@ __all__ = ["adapt", "examine_broker"]
 
 log = logging.getLogger(__name__)
 
+FOR_CHUNKS = (LEVELS, PACKETS)  # checks of what only transfers in chunks need
 RUN = "doctor"  # stands for a run in topics if none is given
 
 
-def adapt(link: Link, address: str, run: str, say: Say) -> bool:
+def adapt(link: Link, address: str, run: str, say: Say, *, chunks: bool = True) -> bool:
     """Try what a broker can do, say what is missing, and use messages that it accepts. Return
     whether it sends no retained message to a subscription with a wildcard.
+
+    chunks: whether weights and updates are sent over the broker.
     """
     if get_scheme(address) not in PORTS:
         return False  # a link of another package promises what runs need
@@ -46,7 +51,7 @@ def adapt(link: Link, address: str, run: str, say: Say) -> bool:
         return False
     for check in checks:
         by_name_only |= check.name == WILDCARDS and check.state != "ok"
-        if check.state != "ok":
+        if check.state != "ok" and (chunks or check.name not in FOR_CHUNKS):
             say(f"the broker at {place.address}: {check.found}: {check.remedy}")
     return by_name_only
 

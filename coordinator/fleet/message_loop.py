@@ -17,9 +17,12 @@ from coordinator.assign.eligibility import Eligibility
 from coordinator.fleet.coordinator_takeover import Leadership
 from coordinator.fleet.flood_guard import FloodGuard
 from coordinator.fleet.message_sender import Endpoint
+from coordinator.fleet.published_weights import WeightSlots
 from coordinator.fleet.round_event_loop import RoundEventLoop
 from coordinator.fleet.run_clock import RunClock
-from coordinator.fleet.update_inbox import MAX_DAMAGED, Inbox
+from coordinator.fleet.update_inbox import Inbox
+from coordinator.fleet.update_reception import UpdateReception, find_key
+from coordinator.http_transfers.transfer_urls import TransferUrls
 from coordinator.observe.events import FleetChanged, LinkChanged, LoopTurned, Publish, Rejected
 from coordinator.round import round_events as on
 from coordinator.round.collector_interface import Collector
@@ -61,6 +64,7 @@ class Intake:
     chunk: size of a chunk of weights in bytes; 0: what the link allows.
     rules: of the run.
     journal: where events are recorded before they count; None records none.
+    urls: of transfers over HTTP; None: all use the link.
     """
 
     attempt: int = 1
@@ -69,6 +73,7 @@ class Intake:
     chunk: int = 0
     rules: Rules = Rules()  # noqa: RUF009  # frozen
     journal: Journal | None = None
+    urls: TransferUrls | None = None
 
 
 class MessageLoop:
@@ -85,11 +90,13 @@ class MessageLoop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.link, self.attempt, self.publish, self.clock = link, intake.attempt, publish, clock
-        self.endpoint = Endpoint(link, run, spool, intake.chunk, intake.epoch)
-        self.inbox = Inbox(spool, intake.slots, sync=intake.rules.durable)
+        slots = WeightSlots(link, run.run, spool, intake.chunk, intake.urls)
+        self.endpoint = Endpoint(link, run, slots, intake.epoch)
+        self.inbox = Inbox(spool, intake.slots, sync=intake.rules.durable, urls=intake.urls)
         self.driver = RoundEventLoop(
             self.endpoint, self.inbox, intake.rules, publish, clock, intake.journal
         )
+        self._reception = UpdateReception(self.inbox, self.driver, clock)
         self._control: Control | None = None
         self._broker_access = BrokerAccess("", link=link)
         self._eligibility: Eligibility | None = None
@@ -208,6 +215,7 @@ class MessageLoop:
         self._leadership.check(repeat=self._broker_access.by_name_only)
         if ticking := self._may_tick(now, delivery):
             self._ticked = now
+            self._collect_uploads()
             self.driver.handle(on.Ticked(now, self.inbox.waiting))
             self.driver.compact()
         for name, grant in self.inbox.grants(now, quiet=ticking):
@@ -287,9 +295,10 @@ class MessageLoop:
                 key = find_key(name, offer)
                 if self._is_open(key, offer.attempt) and not self.inbox.knows(key):
                     self._guard.refund(name, size, now)
-                self.driver.handle(on.UpdateOffered(now, name, offer))
+                if not self._reception.finish_upload(key):
+                    self.driver.handle(on.UpdateOffered(now, name, offer))
             case messages.Chunk() as chunk:
-                self._store(name, chunk)
+                self._reception.store(name, chunk)
             case messages.Failure() as failure if failure.run == self.run.run:
                 key = find_key(name, failure)
                 if self._is_open(key, failure.attempt):
@@ -379,54 +388,14 @@ class MessageLoop:
         exclusion = rules.explain_exclusion(profile) if rules is not None else ""
         return on.ProfileCame(self.clock(), name, profile, refusal, exclusion)
 
-    def _store(self, name: str, chunk: messages.Chunk) -> None:
-        """Store a chunk of an update, and check the update once it is complete."""
-        known = self.inbox.find_key(name, chunk.transfer)
-        new = self.inbox.lacks(name, chunk.transfer, chunk.index)
-        finished = self.inbox.take(name, chunk, self.clock())
-        if finished is None:
-            if known is not None and new:
-                self.driver.handle(on.ChunkCame(self.clock(), known))
-            return
-        offer, path = finished
-        key = find_key(name, offer)
-        state = find_task(self.round, key, offer.attempt)
-        if state is None or not state.open:
-            if path is not None:
-                path.unlink(missing_ok=True)
-            self.driver.handle(on.UpdateOffered(self.clock(), name, offer))  # to answer the agent
-            return
-        try:
-            if path is None:
-                raise Refused(f"its bytes did not match its manifest, {MAX_DAMAGED} times")
-            update = self.driver.check(state.task, path, self._elapsed(state))
-        except WireError as error:
-            if path is not None:
-                path.unlink(missing_ok=True)
-            self.driver.handle(
-                on.UpdateRefused(self.clock(), key, offer.attempt, chunk.transfer, str(error))
-            )
-            return
-        # the notes of an update that outlasts its phase are not checked
-        checked = update.work == "train" and not state.outlasting
-        loss = float(update.notes["loss"]) if checked else math.nan
-        self.driver.handle(
-            on.UpdateCame(
-                self.clock(), key, offer.attempt, chunk.transfer, offer.manifest.sha256, loss
-            )
-        )
-
-    def _elapsed(self, state: TaskState) -> float:
-        """Return the seconds that may have passed since a task was sent; infinite if an earlier
-        process sent it.
-        """
-        if state.resumed or state.carried:
-            return math.inf
-        return (
-            self.clock()
-            - state.asked
-            + (self.clock.lost if isinstance(self.clock, RunClock) else 0.0)
-        )
+    def _collect_uploads(self) -> None:
+        """Note what has come over HTTP, and check the updates that are complete."""
+        for key in self.inbox.list_grown(self.clock()):
+            self.driver.handle(on.ChunkCame(self.clock(), key))
+            try:
+                self._reception.finish_upload(key)
+            except Refused as error:
+                self._reject(topics.say(self.run.run, key.agent), error)
 
     def _reject(self, topic: str, error: WireError) -> None:
         where = topics.parse(topic)
@@ -438,8 +407,3 @@ class MessageLoop:
                 self._charge(name, 0, self.clock())
             if self._guard.admit_refusal(name, self.clock()):
                 self.endpoint.tell(name, messages.Refusal(str(error), topic))
-
-
-def find_key(agent: str, answer: messages.Offer | messages.Failure) -> Key:
-    """Return the key of the task that a message answers."""
-    return Key(agent, answer.submodel, answer.round, answer.work)

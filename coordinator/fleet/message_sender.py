@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection
-from pathlib import Path
 
 from coordinator.fleet.published_weights import WeightSlots
 from federated.errors import LinkError
@@ -31,16 +30,9 @@ class Endpoint:
         the later one.
     """
 
-    def __init__(
-        self, link: Link, card: messages.Run, spool: Path, chunk: int = 0, epoch: int = 0
-    ) -> None:
-        """Make the end of a link.
-
-        spool: folder for copies of the weights.
-        chunk: size of a chunk in bytes; 0: what the link allows.
-        """
-        self.link, self.card, self.epoch = link, card, epoch
-        self.slots = WeightSlots(link, card.run, spool, chunk)
+    def __init__(self, link: Link, card: messages.Run, slots: WeightSlots, epoch: int = 0) -> None:
+        """slots: the weights that the broker retains."""
+        self.link, self.card, self.slots, self.epoch = link, card, slots, epoch
         self._dismissed = False
 
     def announce(self) -> None:
@@ -52,7 +44,9 @@ class Endpoint:
         """Subscribe to the agents' messages. The broker then sends their retained profiles and
         status again.
         """
-        for pattern in topics.coordinator_patterns(self.card.run):
+        urls = self.slots.urls
+        chunks = urls is None or urls.above > 0
+        for pattern in topics.coordinator_patterns(self.card.run, chunks=chunks):
             self.link.subscribe(pattern)
 
     def publish(self, card: messages.Run) -> None:

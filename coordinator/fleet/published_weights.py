@@ -1,13 +1,14 @@
-"""Keep on the broker the weights that agents download. Each submodel of a version is published
-once, for all agents that use it.
+"""Keep on the broker the weights that agents download, or where they download them over HTTP. Each
+submodel of a version is published once, for all agents that use it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from coordinator.http_transfers.transfer_urls import TransferUrls
 from federated.errors import StoreError
 from federated.wire import topics
 from federated.wire.chunks import split
@@ -24,8 +25,8 @@ class PublishedWeights:
 
     version: of the weights.
     slot: topic level that they are published at.
-    manifest: their size, sha256 and chunks.
-    path: a copy, to publish them again.
+    manifest: their size, sha256, and chunks or address.
+    path: a copy, to publish them again, or to serve over HTTP.
     """
 
     version: str
@@ -39,10 +40,18 @@ class WeightSlots:
 
     folder: for the copies.
     chunk: size of a chunk in bytes; 0: what the link allows.
+    urls: where agents download over HTTP; None: everything is published in chunks.
     """
 
-    def __init__(self, link: Link, run: str, folder: Path, chunk: int = 0) -> None:
-        self.link, self.run, self.folder, self.chunk = link, run, folder, chunk
+    def __init__(
+        self,
+        link: Link,
+        run: str,
+        folder: Path,
+        chunk: int = 0,
+        urls: TransferUrls | None = None,
+    ) -> None:
+        self.link, self.run, self.folder, self.chunk, self.urls = link, run, folder, chunk, urls
         self._items: dict[tuple[str, str], PublishedWeights] = {}  # by version and submodel
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.weights"):
@@ -62,8 +71,11 @@ class WeightSlots:
             manifest = split(
                 data, min(self.chunk or self.link.max_chunk, self.link.max_chunk), name
             )
-            path = self.folder / f"{name}.weights"
+            path = self.folder / f"{manifest.sha256}.weights"
             self._copy(path, data)
+            if self.urls is not None:
+                url = self.urls.name_weights(manifest.sha256, manifest.size)
+                manifest = replace(manifest, url=url)
             item = PublishedWeights(version, self._find_free(version, slot), manifest, path)
             self._items[version, submodel] = item
             publish(self.link, topics.model(self.run, item.slot, submodel), manifest, data)

@@ -1,5 +1,6 @@
 """Receive the agents' updates into files of the run's spool folder, a few transfers at a time. Each
-transfer is acknowledged with a bitmap of its chunks, and partial files survive a restart.
+transfer is acknowledged with a bitmap of its chunks, or uploaded over HTTP to an address that its
+grant names. Partial files survive a restart.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from coordinator.fleet.update_file_names import name_file, update_path
+from coordinator.fleet.uploaded_file import UploadedFile
+from coordinator.http_transfers.transfer_urls import TransferUrls
 from federated.errors import Refused, StoreError, explain_os_errors
 from federated.system.disk_sync import sync
 from federated.task import Key, Update
@@ -40,20 +43,24 @@ class Transfer:
 
     agent: its sender.
     offer: what the agent announced.
-    partial: the chunks received so far.
+    partial: the bytes received so far.
+    url: where the agent uploads it over HTTP; empty: it is sent in chunks.
     progressed: when the last new chunk arrived, in the coordinator's seconds.
     damaged: times that its digest was wrong.
     since: when the current measurement of its speed began.
     got: chunks received by then.
+    seen: bytes that had come over HTTP when this was last checked.
     """
 
     agent: str
     offer: messages.Offer
-    partial: PartialFile
+    partial: PartialFile | UploadedFile
     progressed: float
+    url: str = ""
     damaged: int = 0
     since: float = 0.0
     got: int = 0
+    seen: int = 0
 
     def begin(self, now: float) -> None:
         """Begin a new measurement of its speed."""
@@ -84,10 +91,13 @@ class Inbox:
     sync: whether a received update is synced to disk before it is acknowledged.
     reserve: bytes of disk to leave free, for what removes updates from the spool.
     full: whether something waits for room, until `retry` is called.
+    urls: where agents upload; None: all updates are sent in chunks.
     """
 
-    def __init__(self, spool: Path, slots: int, *, sync: bool = True) -> None:
-        self.spool, self.slots, self._sync = spool, slots, sync
+    def __init__(
+        self, spool: Path, slots: int, *, sync: bool = True, urls: TransferUrls | None = None
+    ) -> None:
+        self.spool, self.slots, self._sync, self._urls = spool, slots, sync, urls
         self.reserve, self.full = 0, False
         self._logged = False  # whether the lack of room was logged
         self._expected: dict[Key, int] = {}  # update -> its largest acceptable size, bytes
@@ -180,26 +190,57 @@ class Inbox:
         if key is None:
             return None  # no longer expected
         transfer = self._transfer(key)
-        with explain_os_errors(StoreError, f"cannot write an update of {agent} to {self.spool}"):
+        with explain_os_errors(StoreError, self._describe_failure(agent)):
             if transfer.partial.take(chunk, now):
                 transfer.progressed = now
-            if not transfer.partial.complete:
-                return None
-            try:
-                path = transfer.partial.finish(sync=self._sync)
-            except Refused:
-                transfer.damaged += 1
-                if transfer.damaged < MAX_DAMAGED:
-                    raise
-                self._drop(key)
-                self._waiting.pop(key, None)
-                return transfer.offer, None
-            self._active.pop(key, None)
-            self._parked.pop(key, None)
+            return self._finish(key) if transfer.partial.complete else None
+
+    def list_grown(self, now: float) -> list[Key]:
+        """Return the updates of which more came over HTTP since the last call."""
+        found = []
+        for key in (*self._active, *self._parked):
+            transfer = self._transfer(key)
+            if isinstance(transfer.partial, UploadedFile):
+                size = transfer.partial.size
+                if size > transfer.seen:
+                    transfer.progressed = now
+                    found.append(key)
+                transfer.seen = size
+        return found
+
+    def finish_upload(self, key: Key) -> tuple[messages.Offer, Path | None] | None:
+        """Return as `take` does for an update that is complete over HTTP; None for any other.
+        Raises Refused, StoreError.
+        """
+        if key not in self._active and key not in self._parked:
+            return None
+        transfer = self._transfer(key)
+        if not transfer.url or not transfer.partial.complete:
+            return None
+        with explain_os_errors(StoreError, self._describe_failure(key.agent)):
+            return self._finish(key)
+
+    def _finish(self, key: Key) -> tuple[messages.Offer, Path | None]:
+        transfer = self._transfer(key)
+        try:
+            path = transfer.partial.finish(sync=self._sync)
+        except Refused:
+            transfer.damaged += 1
+            transfer.seen = 0
+            if transfer.damaged < MAX_DAMAGED:
+                raise
+            self._drop(key)
             self._waiting.pop(key, None)
-            if self._sync:
-                sync(path.parent)
+            return transfer.offer, None
+        self._active.pop(key, None)
+        self._parked.pop(key, None)
+        self._waiting.pop(key, None)
+        if self._sync:
+            sync(path.parent)
         return transfer.offer, path
+
+    def _describe_failure(self, agent: str) -> str:
+        return f"cannot write an update of {agent} to {self.spool}"
 
     def find_key(self, agent: str, transfer: str) -> Key | None:
         """Return the update that a transfer carries; None if it is not expected."""
@@ -308,7 +349,7 @@ class Inbox:
         transfer = self._parked.pop(key, None)
         if transfer is None:
             try:
-                partial = self._begin(offer.manifest, self.path(key))
+                partial = self._begin(offer.manifest, key)
             except OSError as error:
                 if not self._logged:
                     log.error(
@@ -322,25 +363,41 @@ class Inbox:
                 self._logged = self.full = True
                 self._waiting[key] = offer
                 return messages.Grant(offer.manifest.transfer, b"", False)
-            transfer = Transfer(key[0], offer, partial, now)
+            transfer = Transfer(key[0], offer, partial, now, self._name_url(key, offer.manifest))
         transfer.progressed = now
         transfer.begin(now)
         self._active[key] = transfer
         return self._grant(transfer)
 
-    def _begin(self, manifest: messages.Manifest, path: Path) -> PartialFile:
+    def _begin(self, manifest: messages.Manifest, key: Key) -> PartialFile | UploadedFile:
         """Begin a transfer and reserve its room, or continue the one of an earlier process. Raises
         OSError if it would use the reserve.
         """
+        path = self.path(key)
         if not path.parent.exists():
             path.parent.mkdir()
             if self._sync:  # the folder must exist after a power cut
                 sync(path.parent.parent)
         part = add_suffix(path, PART)
         more = manifest.size - (part.stat().st_size if part.exists() else 0)
-        if more > 0 and shutil.disk_usage(self.spool).free < more + self.reserve:
+        # the file of an upload grows only as bytes come
+        promised = sum(
+            one.offer.manifest.size - one.partial.size
+            for one in (*self._active.values(), *self._parked.values())
+            if isinstance(one.partial, UploadedFile)
+        )
+        if more > 0 and shutil.disk_usage(self.spool).free < more + promised + self.reserve:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self._name_url(key, manifest):
+            return UploadedFile(manifest, path)
         return PartialFile(manifest, path, limit=manifest.size)
+
+    def _name_url(self, key: Key, manifest: messages.Manifest) -> str:
+        """Return where an agent uploads an update; empty: it sends chunks."""
+        if self._urls is None:
+            return ""
+        part = add_suffix(self.path(key), PART).relative_to(self.spool)
+        return self._urls.name_update(PurePosixPath(part), manifest.size)
 
     def _drop(self, key: Key) -> None:
         for store in (self._active, self._parked):
@@ -349,7 +406,7 @@ class Inbox:
 
     def _grant(self, transfer: Transfer) -> messages.Grant:
         return messages.Grant(
-            transfer.offer.manifest.transfer, transfer.partial.acknowledge(), True
+            transfer.offer.manifest.transfer, transfer.partial.acknowledge(), True, transfer.url
         )
 
 

@@ -16,6 +16,7 @@ from coordinator import audit_log
 from coordinator.access.broker_setup import open_broker_access
 from coordinator.broker import external_broker_checks
 from coordinator.fleet.message_loop import MessageLoop
+from coordinator.http_transfers.transfer_server_process import serve_transfers
 from coordinator.observe.event_readers.terminal_output import (
     LinePrinter,
     Screen,
@@ -173,12 +174,14 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
         ServiceManager() as manager,  # before the broker, which must not inherit it
         open_broker_access(config.broker, folder, view.say, config.wire.chunk) as broker_access,
         serve_phones(config, broker_access.address, view.say),
+        serve_transfers(config, prepared.store.spool, view.say) as urls,
         closing(open_link(broker_access.address, f"coordinator-{config.name}", will)) as link,
         open_view(config, fleets, view) as read,
     ):
         if config.broker.url:
+            chunks = urls is None or urls.above > 0
             broker_access.by_name_only = external_broker_checks.adapt(
-                link, broker_access.address, config.name, view.say
+                link, broker_access.address, config.name, view.say, chunks=chunks
             )
         view.say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, up "
@@ -189,7 +192,7 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
             link,
             publish_to(read, view.read, make_manager_reader(manager, fleets)),
             lambda fleet: bind(fleet, fleets, manager),
-            RunOptions(broker_access=broker_access),
+            RunOptions(broker_access=broker_access, urls=urls),
         )
 
 

@@ -18,6 +18,7 @@ from coordinator.assign.submodel_pins import match_pins
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.training_graphs import TrainingGraphs
+from coordinator.http_transfers.transfer_urls import TransferUrls
 from coordinator.observe.event_readers.run_readers import Oversight, oversee
 from coordinator.observe.events import Publish
 from coordinator.phases.evaluation import Evaluator
@@ -57,6 +58,7 @@ class RunOptions:
     durable: whether received updates survive this process and a power cut. If not, an interrupted
         round starts over.
     clock: seconds, of any origin.
+    urls: of transfers over HTTP; None: all use the link.
     """
 
     broker_access: BrokerAccess | None = None
@@ -64,6 +66,7 @@ class RunOptions:
     device: str = "cpu"
     durable: bool = True
     clock: Callable[[], float] = time.monotonic
+    urls: TransferUrls | None = None
 
 
 def run(
@@ -84,7 +87,7 @@ def run(
     with oversee(prepared.store.folder, config, read, prepared.metrics, options.clock) as oversight:
         timeouts = options.patience < ENDLESS
         rules = read_rules(prepared.method, config, durable=options.durable, timeouts=timeouts)
-        fleet = assemble_fleet(prepared, link, oversight, rules, RunClock(options.clock))
+        fleet = assemble_fleet(prepared, link, oversight, rules, options)
         fleet.follow(oversight.control, options.broker_access)
         bind(fleet)
         oversight.context.fleet = fleet
@@ -111,7 +114,7 @@ def read_rules(method: Method, config: Config, *, durable: bool, timeouts: bool)
 
 
 def assemble_fleet(
-    prepared: Prepared, link: Link, oversight: Oversight, rules: Rules, clock: RunClock
+    prepared: Prepared, link: Link, oversight: Oversight, rules: Rules, options: RunOptions
 ) -> MessageLoop:
     """Return the fleet behind a link, with the run's card."""
     config, method, store = prepared.config, prepared.method, prepared.store
@@ -136,7 +139,9 @@ def assemble_fleet(
         config.wire.chunk,
         rules,
         store.journal if rules.durable else None,
+        options.urls,
     )
+    clock = RunClock(options.clock)
     return MessageLoop(link, card, store.spool, intake, publish=oversight.publish, clock=clock)
 
 

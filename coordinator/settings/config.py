@@ -32,7 +32,7 @@ from coordinator.settings.config_tables import (
     Simulate,
     Wire,
 )
-from coordinator.settings.service_tables import Broker, Log, Metrics, Phones
+from coordinator.settings.service_tables import Broker, Http, Log, Metrics, Phones
 from federated.defaults import METHOD
 from federated.errors import ConfigError, EspalierError, SettingError, Unknown, UsageError
 from federated.settings_validation import Record, Seed, Settings, validate
@@ -80,6 +80,7 @@ class Config(Record, frozen=True, dict=True):
     evaluate: Evaluate = Evaluate()
     broker: Broker = Broker()
     wire: Wire = Wire()
+    http: Http = Http()
     journal: Journal = Journal()
     simulate: Simulate = Simulate()
     log: Log = Log()

@@ -10,7 +10,7 @@ from federated.settings_validation import Record
 from federated.wire.enrolment_token import PORT as ENROLMENT_PORT
 from federated.wire.mqtt_address import PORTS
 
-__all__ = ["Broker", "Log", "Metrics", "Phones"]
+__all__ = ["Broker", "Http", "Log", "Metrics", "Phones"]
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
@@ -59,6 +59,36 @@ class Broker(Record, frozen=True):
         Meta(description="Additional names and addresses of this machine in its certificate."),
     ] = ()
     enrol: Annotated[Port, Meta(description="Port on which devices enrol.")] = ENROLMENT_PORT
+
+
+class Http(Record, frozen=True):
+    """Transfers of weights and updates over HTTP(S) instead of MQTT (the extra `serve`)."""
+
+    listen: Annotated[
+        str,
+        Meta(
+            description="Address of the coordinator's server for them, as HOST:PORT; empty: all "
+            "transfers use MQTT."
+        ),
+    ] = ""
+    url: Annotated[
+        str,
+        Meta(
+            description="Address at which agents reach the server, such as that of a CDN or a "
+            "proxy in front of it; empty: https:// or http://, this machine's address and the port."
+        ),
+    ] = ""
+    certificate: Annotated[
+        str,
+        Meta(
+            description="Certificate file of the server; empty: with broker.tls that of the "
+            "authority, otherwise HTTP without TLS."
+        ),
+    ] = ""
+    key: Annotated[str, Meta(description="Key file of this certificate.")] = ""
+    above: Annotated[
+        int, Meta(ge=0, description="Transfers of at most this number of bytes use MQTT.")
+    ] = 0
 
 
 class Log(Record, frozen=True):

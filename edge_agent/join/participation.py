@@ -38,14 +38,16 @@ from federated.errors import (
     WireError,
     describe_os_error,
 )
+from federated.http_transfers.http_client import HttpAccess
 from federated.runtime.clock_jumps import JumpDetector
 from federated.runtime.console import Say, show_progress
 from federated.runtime.service_manager import ServiceManager
 from federated.runtime.unit_formatting import format_count
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
-from federated.wire.link import Link
+from federated.wire.link import Link, get_scheme
 from federated.wire.links.catalogue import open_link
+from federated.wire.mqtt_address import PORTS, parse_mqtt_address
 
 __all__ = ["JoinRequest", "find_run", "join", "say_nothing", "take_part"]
 
@@ -189,6 +191,7 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
             spool,
             conditions.refresh,
             condition=lambda: watch.condition,
+            http=describe_http_access(request.broker),
         )
         participant = AgentEventLoop(link, run, job.name, session, equipment)
         watch = Watch(lambda: read_limits(worker))
@@ -198,6 +201,16 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
             remeasure(participant, worker, watch, say)
 
         return take_part(participant, stop, say, after_turn), worker.job.trainer
+
+
+def describe_http_access(broker: str) -> HttpAccess:
+    """Return how this device reaches servers: with TLS if it reaches the broker with TLS, and
+    trusting the same authority.
+    """
+    if get_scheme(broker) not in PORTS:
+        return HttpAccess()  # a link of another package
+    address = parse_mqtt_address(broker)
+    return HttpAccess(address.ca, address.tls)
 
 
 def _open_link(request: JoinRequest, run: messages.Run, session: str) -> Link:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from export import release_reader
@@ -83,28 +85,37 @@ class ReleaseDownload:
             or not delivery.payload
         ):
             return True  # belongs to a file that is already complete
-        try:
+        with self._handle_errors(delivery.topic):
             message = envelope.decode(delivery.payload)
             if isinstance(message, messages.Manifest | messages.Chunk) and self._download.take(
                 message, now
             ):
                 self._start_next(now)
+        return True
+
+    def tick(self, now: float) -> None:
+        """Request missing chunks again. Raises as `hear`."""
+        if self._download is not None:
+            with self._handle_errors(self._download.blob.base):
+                if self._download.tick(now):
+                    self._start_next(now)
+
+    @contextmanager
+    def _handle_errors(self, topic: str) -> Iterator[None]:
+        """Ignore what is damaged, or part of another file: it is requested again. Raises
+        ExportError after several wrong digests, and StoreError.
+        """
+        try:
+            yield
         except WireError as error:
-            # damaged, or part of another file: it is requested again. `error` itself would keep the
-            # file's memory alive.
-            log.warning("ignored a chunk of %s: %s", delivery.topic, str(error))
+            # `error` itself would keep the file's memory alive.
+            log.warning("ignored a chunk of %s: %s", topic, str(error))
             if self._download is not None and self._download.digest_failures >= TRIES:
                 raise ExportError(
                     f"{self._missing[0].name} of version {self.version.name}: {error}"
                 ) from None
         except OSError as error:
             raise StoreError(f"{self.folder}: {error.strerror or error}") from error
-        return True
-
-    def tick(self, now: float) -> None:
-        """Request missing chunks again."""
-        if self._download is not None:
-            self._download.tick(now)
 
     def close(self) -> None:
         """Stop listening. Received data is kept for the next download."""

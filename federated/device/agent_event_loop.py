@@ -23,6 +23,7 @@ from federated.device.agent_step import step
 from federated.device.task_runner_interface import Outcome, TaskRunner
 from federated.device.transfers import CACHED, Downloads, Uploads
 from federated.errors import Refused, WireError
+from federated.http_transfers.http_client import HttpAccess
 from federated.task import Profile, Task
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
@@ -46,6 +47,7 @@ class Equipment:
     weights: downloaded weights by digest, the latest last, which agents of one process share;
         None: those of the spool.
     cached: largest number of weights to keep.
+    http: how the device reaches servers that the coordinator names.
     """
 
     measure: Callable[[messages.Run], Profile]
@@ -56,6 +58,7 @@ class Equipment:
     condition: Callable[[], messages.Condition] = messages.Condition
     weights: OrderedDict[str, Path] | None = None
     cached: int = CACHED
+    http: HttpAccess = HttpAccess()  # noqa: RUF009  # frozen
 
 
 class AgentEventLoop:
@@ -68,8 +71,9 @@ class AgentEventLoop:
         self, link: Link, run: messages.Run, name: str, session: str, equipment: Equipment
     ) -> None:
         self.link, self.equipment = link, equipment
-        self._downloads = Downloads(link, equipment.spool, equipment.weights, equipment.cached)
-        self._uploads = Uploads(link, run.run, name, equipment.spool)
+        spool, http = equipment.spool, equipment.http
+        self._downloads = Downloads(link, spool, equipment.weights, equipment.cached, http)
+        self._uploads = Uploads(link, run.run, name, spool, http)
         self._events: deque[on.AgentEvent] = deque()
         self._announcements = (topics.profile(run.run, name), topics.status(run.run, name))
         self._epoch = equipment.spool.load_epoch()  # the highest of the run's coordinators
@@ -104,6 +108,7 @@ class AgentEventLoop:
         """Stop working and sign off. If the link is down, the last will signs off. After the end of
         a run, also remove its data from the broker and the spool.
         """
+        self._uploads.stop()
         self.handle(on.Stopped(self.equipment.clock()))
 
     def update_profile(self, profile: Profile) -> None:
@@ -190,9 +195,13 @@ class AgentEventLoop:
         self, topic: str, message: messages.Manifest | messages.Chunk, now: float
     ) -> None:
         """Handle a message with weights. Raises Refused."""
+        self._continue_download(lambda: self._downloads.take(topic, message, now), now)
+
+    def _continue_download(self, work: Callable[[], bool], now: float) -> None:
+        """Let the downloads work, which return whether they are complete. Raises Refused."""
         digest = self._downloads.digest
         try:
-            complete = self._downloads.take(topic, message, now)
+            complete = work()
         except OSError as error:
             where = f"{self.equipment.spool.folder}: {error.strerror or error}"
             self.handle(on.WeightsFailed(now, digest, where, self._downloads.removable))
@@ -210,7 +219,10 @@ class AgentEventLoop:
         ):
             self.handle(self._store_outcome(outcome, now))
         if self.state.online:
-            self._downloads.tick(now)
+            try:
+                self._continue_download(lambda: self._downloads.tick(now), now)
+            except WireError as error:
+                log.warning("cannot download weights: %s", error)
             for task in self._uploads.check_stalls(now):
                 self.handle(on.UploadStalled(now, task))
             self._uploads.send()

@@ -1,17 +1,21 @@
 """Transfer an agent's data: download weights and training graphs to its disk, keep some of them,
-and send its finished updates to the coordinator. Torch-free.
+and send its finished updates to the coordinator; in chunks, or over HTTP where a message of the
+coordinator names an address. Torch-free.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from federated.device.agent_run_files import GRAPH, Spool, SpooledUpdate, map_file
+from federated.http_transfers.http_client import HttpAccess
+from federated.http_transfers.http_upload import HttpUpload
 from federated.task import Task
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, Sender, split
@@ -31,12 +35,18 @@ class Downloads:
 
     shared: weights by digest, the latest last, which agents of one process share; None: those that
     an earlier process left in the spool.
+    http: how this device reaches servers.
     """
 
     def __init__(
-        self, link: Link, spool: Spool, shared: OrderedDict[str, Path] | None, cached: int
+        self,
+        link: Link,
+        spool: Spool,
+        shared: OrderedDict[str, Path] | None,
+        cached: int,
+        http: HttpAccess,
     ) -> None:
-        self.link, self.spool = link, spool
+        self.link, self.spool, self._http = link, spool, http
         self._paths = spool.list_downloads() if shared is None else shared
         # Weights of an earlier process are verified before they are used.
         self._unverified = set(self._paths) if shared is None else set()
@@ -81,7 +91,9 @@ class Downloads:
 
     def _begin_next(self, now: float) -> None:
         blob, path = self._waiting.popleft()
-        self._download = Download(self.link, blob, path, now, sync=self.spool.lasting)
+        self._download = Download(
+            self.link, blob, path, now, sync=self.spool.lasting, http=self._http
+        )
 
     def take(self, topic: str, message: messages.Manifest | messages.Chunk, now: float) -> bool:
         """Handle a message, and return whether it completed the last file of the task. Raises
@@ -90,9 +102,15 @@ class Downloads:
         download = self._download
         if download is None or not topic.startswith(download.blob.base + "/"):
             return False
+        return self._advance(download, lambda: download.take(message, now), now)
+
+    def _advance(self, download: Download, work: Callable[[], bool], now: float) -> bool:
+        """Let a download work, which returns whether its file is complete. Begin the next one then,
+        and return whether it was the last. Raises as `take`.
+        """
         chunks = download.received
         try:
-            if not download.take(message, now):
+            if not work():
                 return False
         except OSError:
             download.discard()
@@ -117,10 +135,12 @@ class Downloads:
         """Number of chunks received for the task whose files are being downloaded."""
         return self._chunks + self._download.received if self._download is not None else 0
 
-    def tick(self, now: float) -> None:
-        """Request missing chunks again."""
-        if self._download is not None:
-            self._download.tick(now)
+    def tick(self, now: float) -> bool:
+        """Request missing chunks again, and return whether the last file of the task came over
+        HTTP. Raises as `take`.
+        """
+        download = self._download
+        return download is not None and self._advance(download, lambda: download.tick(now), now)
 
     def follow_link(self, now: float, *, online: bool) -> None:
         """Resume the download when the link is up again, or store its state when it goes down."""
@@ -185,6 +205,7 @@ class Downloads:
 
 # largest number of chunks in flight, of all updates together: less than a link's queue holds
 AHEAD = 2 * WINDOW
+PAUSE = 3.0  # seconds after an upload over HTTP before the same update is uploaded again
 
 
 @dataclass(frozen=True)
@@ -193,14 +214,26 @@ class Upload:
 
     task: Task
     sender: Sender
+    data: memoryview
 
 
 class Uploads:
-    """The updates of one agent in one run, by transfer, the oldest first."""
+    """The updates of one agent in one run, by transfer, the oldest first. http: how this device
+    reaches servers.
+    """
 
-    def __init__(self, link: Link, run: str, agent: str, spool: Spool) -> None:
-        self.link, self.run, self.agent, self.spool = link, run, agent, spool
+    def __init__(
+        self,
+        link: Link,
+        run: str,
+        agent: str,
+        spool: Spool,
+        http: HttpAccess = HttpAccess(),  # noqa: B008  # frozen
+    ) -> None:
+        self.link, self.run, self.agent, self.spool, self._http = link, run, agent, spool, http
         self._uploads: dict[str, Upload] = {}
+        self._transfers: dict[str, HttpUpload] = {}  # those over HTTP
+        self._ended: dict[str, float] = {}  # when the last one of an update ended
 
     def resume(self, run: messages.Run) -> Iterator[Task]:
         """Load the updates that an earlier process left, and yield their tasks. Their chunks stay
@@ -222,7 +255,7 @@ class Uploads:
             log.info(
                 "round %d: resuming the upload of an update of %s", task.round, task.submodel.name
             )
-            self._uploads[manifest.transfer] = Upload(task, Sender(manifest, data))
+            self._uploads[manifest.transfer] = Upload(task, Sender(manifest, data), data)
             yield task
 
     def add(self, task: Task, path: Path, run: messages.Run) -> None:
@@ -232,10 +265,12 @@ class Uploads:
         data = map_file(path)
         manifest = split(data, self.link.max_chunk, task.transfer)
         self.spool.note(SpooledUpdate(task, manifest, path), run)
-        self._uploads[manifest.transfer] = Upload(task, Sender(manifest, data))
+        self._uploads[manifest.transfer] = Upload(task, Sender(manifest, data), data)
 
     def remove(self, task: Task) -> None:
         """Remove an update, also from the disk."""
+        self._end_transfer(task.transfer)
+        self._ended.pop(task.transfer, None)
         self._uploads.pop(task.transfer, None)
         self.spool.remove_update(task.transfer)
 
@@ -252,15 +287,53 @@ class Uploads:
         self.link.publish(topics.say(self.run, self.agent), envelope.encode(offer))
 
     def take_grant(self, grant: messages.Grant, now: float) -> None:
-        """Handle the coordinator's bitmap. Raises Refused for an invalid one."""
-        if grant.transfer in self._uploads:
-            self._uploads[grant.transfer].sender.take_grant(grant.have, grant.open, now)
+        """Handle the coordinator's bitmap, or the address at which it takes the update. Raises
+        Refused for an invalid one.
+        """
+        upload = self._uploads.get(grant.transfer)
+        if upload is None:
+            return
+        upload.sender.take_grant(grant.have, grant.open and not grant.url, now)
+        if not grant.open or not grant.url:
+            self._end_transfer(grant.transfer)
+            return
+        running = self._transfers.get(grant.transfer)
+        if running is None and now - self._ended.get(grant.transfer, -math.inf) < PAUSE:
+            return  # the coordinator may not have noticed yet that it has everything
+        if running is None or running.url != grant.url:
+            self._end_transfer(grant.transfer)
+            made = HttpUpload(self._http, grant.url, upload.data, upload.task.submodel.name)
+            self._transfers[grant.transfer] = made
+            made.start()
+
+    def _end_transfer(self, transfer: str) -> None:
+        if (running := self._transfers.pop(transfer, None)) is not None:
+            running.stop()
+
+    def stop(self) -> None:
+        """Stop the transfers over HTTP."""
+        for transfer in list(self._transfers):
+            self._end_transfer(transfer)
 
     def check_stalls(self, now: float) -> list[Task]:
-        """Return the tasks whose updates to offer again, because their upload makes no progress:
-        each once, then again after increasing waits.
+        """Return the tasks whose updates to offer again: because their upload makes no progress,
+        each once, then again after increasing waits; or because they were uploaded over HTTP, which
+        the coordinator looks for then.
         """
-        return [one.task for one in self._uploads.values() if one.sender.check_stall(now)]
+        uploaded = set[str]()
+        for name, one in list(self._transfers.items()):
+            if not one.running:
+                del self._transfers[name]
+                self._ended[name] = now
+                if one.failure is not None:
+                    log.warning("%s; asking the coordinator again", one.failure)
+                else:
+                    uploaded.add(name)
+        return [
+            one.task
+            for name, one in self._uploads.items()
+            if one.sender.check_stall(now) or name in uploaded
+        ]
 
     def send(self) -> None:
         """Send the chunks that are granted."""

@@ -22,6 +22,7 @@ __all__ = [
     "SubmodelOrNone",
     "Text",
     "Transfer",
+    "Url",
     "VersionName",
     "VersionOrNone",
     "Word",
@@ -36,6 +37,7 @@ VersionName = Annotated[str, Meta(pattern=topics.VERSION)]
 VersionOrNone = Annotated[str, Meta(pattern=rf"^\Z|{topics.VERSION}")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Url = Annotated[str, Meta(max_length=2048)]
 Word = Annotated[str, Meta(max_length=128)]
 Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]  # excludes infinity and NaN

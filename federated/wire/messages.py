@@ -24,6 +24,7 @@ from federated.wire.field_types import (
     SubmodelName,
     Text,
     Transfer,
+    Url,
     Word,
 )
 from federated.wire.release_messages import Release, Serving
@@ -67,12 +68,15 @@ class Manifest:
     size: bytes in all.
     chunk: bytes per chunk; the last one may be shorter.
     sha256: digest of all bytes, hexadecimal.
+    url: address at which the bytes are downloaded by GET, and no chunks are published; empty: they
+        are published in chunks.
     """
 
     transfer: Transfer
     size: Natural
     chunk: Annotated[int, Meta(ge=MIN_CHUNK, le=MAX_CHUNK)]
     sha256: Digest
+    url: Url = ""
 
     @property
     def total(self) -> int:
@@ -108,11 +112,14 @@ class Grant:
     have: bitmap of the chunks received: chunk i is bit i % 8, from the least significant, of byte
         i // 8. Empty: no chunk if `open`, otherwise unknown.
     open: whether the sender may send now; if not, it waits for the next grant.
+    url: address to which the sender uploads the bytes by PUT, instead of chunks; empty: it sends
+        chunks.
     """
 
     transfer: Transfer
     have: bytes
     open: bool
+    url: Url = ""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ chunks by name, a window at a time: brokers limit how many retained messages one
 subscription delivers (rumqttd to 100, RabbitMQ to none), and a slow device is never sent more than
 a window. Received chunks survive the link and the process (see `federated.wire.partial_file`), so
 that a later download requests only the missing ones.
+
+A manifest may name an address instead, at which the blob is downloaded over HTTP.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from federated.errors import Refused
+from federated.http_transfers.http_client import HttpAccess
+from federated.http_transfers.http_download import DiskFailure, HttpDownload, WrongDigest
 from federated.system.disk_sync import sync
 from federated.system.file_locks import lock_path, unlock_path
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, slices
-from federated.wire.link import Link
-from federated.wire.partial_file import PART, PartialFile
+from federated.wire.link import CHUNK, Link
+from federated.wire.partial_file import HAVE, PART, PartialFile
 
 __all__ = ["Download", "RetainedBlob", "publish", "withdraw"]
 
@@ -30,15 +34,18 @@ PATIENCE = 5.0  # seconds without a new chunk before the missing ones are reques
 
 
 def publish(link: Link, base: str, manifest: messages.Manifest, data: memoryview) -> None:
-    """Publish `data` under `base`: the manifest last, when all chunks can be fetched."""
-    for chunk in slices(manifest, data):
+    """Publish `data` under `base`: the manifest last, when all chunks can be fetched. With an
+    address in the manifest, there are no chunks.
+    """
+    for chunk in slices(manifest, data) if not manifest.url else ():
         link.publish(topics.chunk(base, chunk.index), envelope.encode(chunk), retain=True)
     link.publish(topics.manifest(base), envelope.encode(manifest), retain=True)
 
 
 def withdraw(link: Link, base: str, manifest: messages.Manifest) -> None:
     """Delete the manifest and the chunks that `publish` retained at the broker."""
-    for topic in [topics.manifest(base), *(topics.chunk(base, i) for i in range(manifest.total))]:
+    chunks = range(manifest.total if not manifest.url else 0)
+    for topic in [topics.manifest(base), *(topics.chunk(base, i) for i in chunks)]:
         link.publish(topic, b"", retain=True)
 
 
@@ -67,15 +74,27 @@ class Download:
     """
 
     def __init__(
-        self, link: Link, blob: RetainedBlob, path: Path, now: float, *, sync: bool = True
+        self,
+        link: Link,
+        blob: RetainedBlob,
+        path: Path,
+        now: float,
+        *,
+        sync: bool = True,
+        http: HttpAccess = HttpAccess(),  # noqa: B008  # frozen
     ) -> None:
-        """sync: write the blob to the disk before the file gets its final name."""
+        """sync: write the blob to the disk before the file gets its final name. http: how this
+        device reaches servers.
+        """
         self.link, self.blob, self.path = link, blob, path
+        self._http = http
+        self._transfer: HttpDownload | None = None
         self.progressed, self.digest_failures = now, 0
         self._sync = sync
         self._partial: PartialFile | None = None
         self._part = path.with_name(path.name + PART)  # that other processes resume
         self._lock = -1  # on it
+        self._place = path  # beside which the bytes are collected
         self._manifest = topics.manifest(blob.base)
         self._requested = dict[int, str]()  # topics of the subscribed chunks, by index
         link.subscribe(self._manifest)
@@ -86,7 +105,11 @@ class Download:
         Raises Refused for a message that is damaged or of another blob, OSError if the disk has no
         room.
         """
+        if isinstance(message, messages.Manifest) and message.url:
+            self._begin_transfer(message, now)
+            return False
         if isinstance(message, messages.Manifest):
+            self._end_transfer()  # the blob is published in chunks now
             # The blob may be published again with another chunk size.
             if self._partial is None or self._partial.manifest != message:
                 self._open(message)
@@ -101,19 +124,28 @@ class Download:
 
     @property
     def received(self) -> int:
-        """Number of chunks received."""
+        """Number of chunks received; over HTTP, that of as many bytes."""
+        if self._transfer is not None:
+            return self._transfer.moved // CHUNK
         return self._partial.received if self._partial is not None else 0
 
-    def tick(self, now: float) -> None:
-        """Request the missing chunks again if nothing arrived for PATIENCE seconds: a new
-        subscription makes the broker repeat retained messages.
+    def tick(self, now: float) -> bool:
+        """Return whether the file is complete, as one that comes over HTTP may be.
+
+        Request the missing chunks again if nothing arrived for PATIENCE seconds: a new
+        subscription makes the broker repeat retained messages. Raises Refused for a transfer over
+        HTTP that failed, and then begins it again later; OSError if the disk has no room.
         """
+        if self._transfer is not None:
+            self.progressed = now
+            return self._check_transfer(self._transfer)
         if now - self.progressed < PATIENCE:
-            return
+            return False
         self.progressed = now
         self._unsubscribe()
         # The manifest first: another blob may be published there by now.
         self.link.subscribe(self._manifest)
+        return False
 
     def save(self) -> None:
         """Store on disk which chunks were received. Call it when the link goes down."""
@@ -122,11 +154,16 @@ class Download:
 
     def resume(self, now: float) -> None:
         """Request the missing chunks at once. Call it when the link is up again."""
-        self.progressed = now - PATIENCE
-        self.tick(now)
+        if self._transfer is None:
+            self.progressed = now - PATIENCE
+            self.tick(now)
 
     def close(self) -> None:
         """Stop the download, and keep its chunks for a later one unless the file is our own."""
+        if self._end_transfer() and self._lock >= 0:
+            self._unsubscribe()
+            self._release()
+            return
         if self._partial is not None and self._lock >= 0 and self._partial.received:
             self._partial.acknowledge()
             self._partial.close()
@@ -136,6 +173,8 @@ class Download:
     def discard(self) -> None:
         """Stop the download and remove its chunks."""
         self._unsubscribe()
+        if self._end_transfer():
+            self._find_place().unlink(missing_ok=True)
         if self._partial is not None:
             self._partial.discard()
         self._release()
@@ -147,6 +186,15 @@ class Download:
 
     def _open(self, manifest: messages.Manifest) -> None:
         """Resume the transfer of a manifest, or begin it and allocate all of its room."""
+        self._prepare(manifest)
+        try:
+            self._partial = PartialFile(manifest, self._place, limit=self.blob.size)
+        except OSError:
+            self._release()
+            raise
+
+    def _prepare(self, manifest: messages.Manifest) -> None:
+        """Check a manifest, drop a transfer of another one, and lock the file. Raises Refused."""
         blob = self.blob
         if (manifest.sha256, manifest.size) != (blob.sha256, blob.size):
             raise Refused(
@@ -158,16 +206,66 @@ class Download:
             self._partial = None
         if self._lock < 0:
             self._lock = _lock(self._part)
-        path = (
-            self.path
-            if self._lock >= 0
-            else self.path.with_name(f"{self.path.name}.{os.getpid()}-{secrets.token_hex(3)}")
-        )
+        own = f"{self.path.name}.{os.getpid()}-{secrets.token_hex(3)}"
+        self._place = self.path if self._lock >= 0 else self.path.with_name(own)
+
+    # ---- over HTTP -------------------------------------------------------------------------------
+
+    def _begin_transfer(self, manifest: messages.Manifest, now: float) -> None:
+        """Download from the address in a manifest, unless that is under way. Raises Refused,
+        OSError.
+        """
+        if self._transfer is not None and self._transfer.url == manifest.url:
+            return
+        self._end_transfer()
+        self._prepare(manifest)
+        note = self._place.with_name(self._place.name + HAVE)
         try:
-            self._partial = PartialFile(manifest, path, limit=blob.size)
-        except OSError:
+            if note.exists():  # its file has gaps, where chunks are missing
+                note.unlink()
+                self._find_place().unlink(missing_ok=True)
+            blob = self.blob
+            self._transfer = HttpDownload(
+                self._http, manifest.url, self._find_place(), blob.sha256, blob.size
+            )
+        except (OSError, Refused):
             self._release()
             raise
+        self.progressed = now
+        self._transfer.start()
+
+    def _check_transfer(self, transfer: HttpDownload) -> bool:
+        if transfer.running:
+            return False
+        part = self._find_place()
+        self._end_transfer()
+        failure = transfer.failure
+        if failure is not None:
+            self.digest_failures += isinstance(failure, WrongDigest)
+            self._release()
+            raise failure.error if isinstance(failure, DiskFailure) else failure
+        if self._sync:
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+        part.replace(self.path)
+        if self._sync:
+            sync(self.path.parent)
+        self._unsubscribe()
+        self._release()
+        return True
+
+    def _end_transfer(self) -> bool:
+        """Stop a transfer over HTTP, and return whether there was one. Its file stays."""
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            transfer.stop()
+        return transfer is not None
+
+    def _find_place(self) -> Path:
+        """Return the file that collects the bytes."""
+        return self._place.with_name(self._place.name + PART)
+
+    # ---- in chunks -------------------------------------------------------------------------------
 
     def _request_missing(self) -> None:
         assert self._partial is not None

@@ -309,12 +309,13 @@ def retained_patterns() -> tuple[str, ...]:
     return f"{ROOT}/+/model/#", f"{ROOT}/+/release/#"
 
 
-def coordinator_patterns(run: str) -> tuple[str, ...]:
-    """Return the patterns that a coordinator subscribes to. The run's card reveals another
-    coordinator of the run.
+def coordinator_patterns(run: str, *, chunks: bool = True) -> tuple[str, ...]:
+    """Return the patterns that a coordinator subscribes to, with those of updates in chunks or
+    without. The run's card reveals another coordinator of the run.
     """
     base = f"{ROOT}/{_name('run', run)}/agent/+"
-    agents = (f"{base}/{what}" for what in ("status", "profile", "hb", "say", "up/+/c/+"))
+    kinds = ("status", "profile", "hb", "say", *(["up/+/c/+"] if chunks else []))
+    agents = (f"{base}/{what}" for what in kinds)
     return globals()["run"](run), *agents
 
 

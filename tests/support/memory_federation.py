@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from coordinator.fleet.message_loop import MessageLoop
+from coordinator.http_transfers.transfer_urls import TransferUrls
 from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.events import Publish, publish_to
 from coordinator.phases.run_context import PATIENCE
@@ -222,10 +223,12 @@ def federate(
     watch: Callable[[MessageLoop], None] = lambda fleet: None,
     patience: float = PATIENCE,
     read: Publish = lambda event: None,
+    urls: TransferUrls | None = None,
 ) -> Federation:
     """Run members and a coordinator to the end of the run; settings are keys of the configuration.
 
-    broker: one in memory, or an address. read: is given the events of the run.
+    broker: one in memory, or an address. read: is given the events of the run. urls: of transfers
+    over HTTP.
     """
     broker = broker or MemoryBroker()
     lines: list[str] = []
@@ -243,7 +246,7 @@ def federate(
                 link,
                 publish_to(LinePrinter(lines.append).read, read),
                 lambda fleet: (fleets.append(fleet), watch(fleet))[0],
-                runner.RunOptions(patience=patience),
+                runner.RunOptions(patience=patience, urls=urls),
             )
         finally:
             prepared.close()

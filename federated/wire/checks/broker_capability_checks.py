@@ -21,9 +21,19 @@ from federated.wire.link import CHUNK, OVERHEAD, PROBES, Will
 from federated.wire.links import mqtt_client_setup as mqtt
 from federated.wire.mqtt_address import MqttAddress
 
-__all__ = ["WILDCARDS", "Place", "check_order", "report_packets", "try_basics", "try_broker"]
+__all__ = [
+    "LEVELS",
+    "PACKETS",
+    "WILDCARDS",
+    "Place",
+    "check_order",
+    "report_packets",
+    "try_basics",
+    "try_broker",
+]
 
-WILDCARDS = "wildcards"  # name of the check that a coordinator adapts to
+# names of the checks that a coordinator adapts to
+LEVELS, PACKETS, WILDCARDS = "levels", "packets", "wildcards"
 MESSAGES = 50  # whose order is checked
 SHARED = 20  # that two subscribers share
 LONG = 225  # characters of the longest name of a transfer
@@ -162,13 +172,14 @@ def check_levels(place: Place) -> Check:
     topic = topics.deep_probe(place.run, place.name, 1)
     if refusal := find_refusal(place, topic):
         return Check(
-            "levels",
+            LEVELS,
             "fail",
             f"topics with {topic.count('/')} slashes are refused ({refusal})",
-            "use a broker that accepts them: updates are sent on such topics",
+            "updates are sent on such topics: use a broker that accepts them, or let transfers use "
+            "HTTP (http.listen)",
             5,
         )
-    return Check("levels", "ok", f"topics may have {topic.count('/')} slashes")
+    return Check(LEVELS, "ok", f"topics may have {topic.count('/')} slashes")
 
 
 def check_length(place: Place) -> Check:
@@ -209,7 +220,7 @@ def check_packets(place: Place) -> Check:
         )
     except LinkError as error:
         found, _, remedy = str(error).removeprefix(f"{place.address}: ").partition(": ")
-        return Check("packets", "fail", stated + found, remedy, 5)
+        return Check(PACKETS, "fail", stated + found, remedy, 5)
     return report_packets(passed, rate, stated)
 
 
@@ -219,8 +230,8 @@ def report_packets(passed: int, rate: float, stated: str = "") -> Check:
     """
     found = f"{stated}{passed} bytes accepted, uplink {rate / 1e6:.3g} MB/s"
     if passed >= CHUNK + OVERHEAD:
-        return Check("packets", "ok", found)
-    return Check("packets", "warn", found, f"transfers work, in small chunks; {PACKET}")
+        return Check(PACKETS, "ok", found)
+    return Check(PACKETS, "warn", found, f"transfers work, in small chunks; {PACKET}")
 
 
 def check_will(place: Place) -> Check:

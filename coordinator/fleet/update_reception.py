@@ -1,0 +1,95 @@
+"""Receive updates, in chunks and over HTTP, and check each once it is complete."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from coordinator.fleet.round_event_loop import RoundEventLoop
+from coordinator.fleet.run_clock import RunClock
+from coordinator.fleet.update_inbox import MAX_DAMAGED, Inbox
+from coordinator.round import round_events as on
+from coordinator.round.round_state import find_task
+from coordinator.round.task_state import TaskState
+from federated.errors import Refused, WireError
+from federated.task import Key
+from federated.wire import messages
+
+__all__ = ["UpdateReception", "find_key"]
+
+
+class UpdateReception:
+    """Turns what arrives of updates into events of the round.
+
+    inbox: stores updates.
+    driver: handles the events.
+    clock: seconds, of any origin.
+    """
+
+    def __init__(self, inbox: Inbox, driver: RoundEventLoop, clock: Callable[[], float]) -> None:
+        self._inbox, self._driver, self._clock = inbox, driver, clock
+
+    def store(self, name: str, chunk: messages.Chunk) -> None:
+        """Store a chunk of an update, and check the update once it is complete. Raises Refused,
+        StoreError.
+        """
+        known = self._inbox.find_key(name, chunk.transfer)
+        new = self._inbox.lacks(name, chunk.transfer, chunk.index)
+        finished = self._inbox.take(name, chunk, self._clock())
+        if finished is not None:
+            self._check(name, *finished)
+        elif known is not None and new:
+            self._driver.handle(on.ChunkCame(self._clock(), known))
+
+    def finish_upload(self, key: Key) -> bool:
+        """Check an update that came over HTTP, if it is complete. Return whether it was. Raises
+        Refused if its digest is wrong, StoreError.
+        """
+        finished = self._inbox.finish_upload(key)
+        if finished is not None:
+            self._check(key.agent, *finished)
+        return finished is not None
+
+    def _check(self, name: str, offer: messages.Offer, path: Path | None) -> None:
+        """Check a complete update. path: its file; None: its digest was wrong too often."""
+        key, transfer = find_key(name, offer), offer.manifest.transfer
+        state = find_task(self._driver.round, key, offer.attempt)
+        if state is None or not state.open:
+            if path is not None:
+                path.unlink(missing_ok=True)
+            # to answer the agent
+            self._driver.handle(on.UpdateOffered(self._clock(), name, offer))
+            return
+        try:
+            if path is None:
+                raise Refused(f"its bytes did not match its manifest, {MAX_DAMAGED} times")
+            update = self._driver.check(state.task, path, self._elapsed(state))
+        except WireError as error:
+            if path is not None:
+                path.unlink(missing_ok=True)
+            self._driver.handle(
+                on.UpdateRefused(self._clock(), key, offer.attempt, transfer, str(error))
+            )
+            return
+        # the notes of an update that outlasts its phase are not checked
+        checked = update.work == "train" and not state.outlasting
+        loss = float(update.notes["loss"]) if checked else math.nan
+        digest = offer.manifest.sha256
+        self._driver.handle(
+            on.UpdateCame(self._clock(), key, offer.attempt, transfer, digest, loss)
+        )
+
+    def _elapsed(self, state: TaskState) -> float:
+        """Return the seconds that may have passed since a task was sent; infinite if an earlier
+        process sent it.
+        """
+        if state.resumed or state.carried:
+            return math.inf
+        lost = self._clock.lost if isinstance(self._clock, RunClock) else 0.0
+        return self._clock() - state.asked + lost
+
+
+def find_key(agent: str, answer: messages.Offer | messages.Failure) -> Key:
+    """Return the key of the task that a message answers."""
+    return Key(agent, answer.submodel, answer.round, answer.work)

@@ -1,0 +1,155 @@
+"""Run the server of HTTP transfers in a process of its own, beside the coordinator.
+
+python -m coordinator.http_transfers.transfer_server_process FD SPOOL CERTIFICATE KEY
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from coordinator.access.configured_authority import open_authority
+from coordinator.broker.local_addresses import find_reachable_hosts
+from coordinator.http_transfers.transfer_urls import TransferUrls
+from coordinator.settings.config import Config
+from coordinator.web_certificate import load_certificate
+from federated.errors import ConfigError, EspalierError, MissingExtra, explain_os_errors
+from federated.runtime.connection_limits import listen
+from federated.runtime.console import Say
+from federated.runtime.listen_address import ListenAddress, parse_listen_address
+from federated.runtime.server_process import Poller, ServerProcess, become_server
+
+__all__ = ["serve_transfers"]
+
+log = logging.getLogger(__name__)
+
+SECRET = "ESPALIER_TRANSFER_SECRET"  # noqa: S105  # name of a variable
+POLL = 1.0  # seconds between checks for a new certificate
+SETTINGS = ("http.certificate", "http.key")
+EXAMPLE = "0.0.0.0:8602"
+
+
+@dataclass(frozen=True)
+class CertificateFiles:
+    """The certificate of the server. Both are empty without TLS.
+
+    certificate: file of the certificate chain.
+    key: file of its key.
+    """
+
+    certificate: str = ""
+    key: str = ""
+
+
+@contextmanager
+def serve_transfers(config: Config, spool: Path, say: Say) -> Iterator[TransferUrls | None]:
+    """Serve transfers inside the context, and give their addresses; None if the configuration asks
+    for no server. spool: of the run. Raises UsageError, ConfigError, StoreError, MissingExtra.
+    """
+    wanted = config.http
+    if not wanted.listen:
+        if wanted.url:
+            raise ConfigError("http.url: expected http.listen, too: the address of the server")
+        yield None
+        return
+    if config.phones.listen:
+        raise ConfigError(
+            "http.listen: phones transfer over their own page: run without phones.listen, or "
+            "without http.listen"
+        )
+    if find_spec("uvicorn") is None:
+        raise MissingExtra("http.listen", "serve", "uvicorn")
+    address = parse_listen_address(wanted.listen, "http.listen", EXAMPLE)
+    files = find_certificate(config, address)
+    check_exposure(config, address, files)
+    load_tls(files)
+    spool.mkdir(parents=True, exist_ok=True)
+    with explain_os_errors(ConfigError, f"http.listen = '{wanted.listen}'"):
+        listening = listen(address.host, address.port)
+    secret = secrets.token_bytes(32)
+    arguments = [str(spool), files.certificate, files.key]
+    process = ServerProcess("http", __name__, listening, arguments, {SECRET: secret.hex()})
+    with closing(process), closing(Poller("http", process.restart_if_dead)):
+        base = wanted.url.rstrip("/") or (
+            f"{'https' if files.certificate else 'http'}://"
+            f"{find_reachable_hosts(address.host)[1]}:{process.port}"
+        )
+        more = f" of more than {wanted.above} bytes" if wanted.above else ""
+        say(f"agents transfer weights and updates{more} over {base}")
+        yield TransferUrls(base, secret, wanted.above)
+
+
+def find_certificate(config: Config, address: ListenAddress) -> CertificateFiles:
+    """Return the configured certificate, or with `broker.tls` that of the authority. Raises
+    UsageError, ConfigError, StoreError.
+    """
+    wanted = config.http
+    if wanted.certificate or wanted.key or not config.broker.tls:
+        return CertificateFiles(wanted.certificate, wanted.key)
+    with closing(open_authority(config.broker)) as authority:
+        authority.add_hosts([find_reachable_hosts(address.host)[1].strip("[]")])
+        return CertificateFiles(str(authority.server), str(authority.server))
+
+
+def check_exposure(config: Config, address: ListenAddress, files: CertificateFiles) -> None:
+    """Raise ConfigError for a server that others could read along, or a wrong http.url."""
+    url = config.http.url
+    if url:
+        try:
+            parts = urlsplit(url)
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query
+        except ValueError:
+            valid = False
+        if not valid or "@" in parts.netloc or parts.fragment:
+            raise ConfigError(f"http.url: expected http(s)://HOST[:PORT][/PATH], found '{url}'")
+    if not files.certificate and not address.local and not url.startswith("https://"):
+        raise ConfigError(
+            f"http.listen = '{config.http.listen}': other machines would transfer without TLS: "
+            "name http.certificate and http.key, use broker.tls, or put a server with TLS in front "
+            "and name its address (http.url = 'https://...')"
+        )
+
+
+def load_tls(files: CertificateFiles) -> ssl.SSLContext | None:
+    return load_certificate(
+        Path(files.certificate) if files.certificate else None,
+        Path(files.key) if files.key else None,
+        SETTINGS,
+    )
+
+
+def main(descriptor: int, spool: Path, files: CertificateFiles) -> None:
+    """Serve transfers at an open socket until standard input closes."""
+    from coordinator.http_transfers.transfer_server import TransferServer
+
+    ended, secret = become_server(), bytes.fromhex(os.environ.pop(SECRET))
+    loaded, tls = read_time(files), load_tls(files)
+    with closing(TransferServer(spool, secret, socket.socket(fileno=descriptor), tls)) as server:
+        while not ended.wait(POLL):
+            if not server.alive:
+                sys.exit("the server stopped")
+            try:
+                if tls is not None and (written := read_time(files)) != loaded:
+                    tls.load_cert_chain(files.certificate, files.key)
+                    loaded = written
+            except (EspalierError, OSError) as error:  # the next check may succeed
+                log.warning("cannot load the certificate: %s", error)
+
+
+def read_time(files: CertificateFiles) -> int:
+    """Return when the certificate was last written."""
+    return Path(files.certificate).stat().st_mtime_ns if files.certificate else 0
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), CertificateFiles(*sys.argv[3:]))
