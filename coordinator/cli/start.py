@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from contextlib import ExitStack
@@ -127,6 +128,7 @@ def start(
         with pause_collection():
             from coordinator.run.config_sources import ConfigSources
             from coordinator.run.launch import View, start_run
+        gc.freeze()  # a round's collections need not visit what the imports made
 
         live = form == "text" and sys.stdout.isatty()
         if web is None and (web_certificate, web_key) != (None, None):

@@ -32,6 +32,7 @@ from federated.engine.aggregate import Total
 from federated.engine.late_updates import Touched, find_touched
 from federated.errors import ConfigError, FleetError
 from federated.method import State
+from federated.wire.tensors import is_finite
 from federated.wire.topics import GRAPHS
 from models.slicing import is_variance
 
@@ -219,7 +220,7 @@ def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, To
         )
     check_finished(run.method.name, after, number)
     changed = find_touched(total, after.tensors) if run.past is not None else {}
-    if not all(bool(value.isfinite().all()) for value in after.tensors.values()):
+    if not all(is_finite(value.numpy()) for value in after.tensors.values()):
         log.error("discarded the weights of round %d, which are not finite", number)
         after, changed = replace(drop_statistics(state), round=number), {}
     run.defences.release(number, total)

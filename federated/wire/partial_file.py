@@ -47,6 +47,8 @@ class PartialFile(Receiver):
 
     def _open(self) -> bytes:
         have = self._load_bitmap()
+        if not have:
+            self._note.unlink(missing_ok=True)  # of another manifest, whose note may be longer
         self._file = (
             self._part.open("r+b", buffering=0) if have else _create(self._part, self.manifest.size)
         )
@@ -72,10 +74,12 @@ class PartialFile(Receiver):
         """
         have = super().acknowledge()
         if any(have):
-            new = self._note.with_name(self._note.name + ".new")
-            with contextlib.suppress(OSError):
-                new.write_bytes(msgspec.msgpack.encode((self.manifest, have)))
-                new.replace(self._note)
+            note = msgspec.msgpack.encode((self.manifest, have))
+            # Overwritten, since its size stays the same: before a file is renamed over another one,
+            # a file system may write its content to disk.
+            mode = "r+" if self._note.exists() else "w"
+            with contextlib.suppress(OSError), FileIO(self._note, mode) as file:
+                file.write(note)
         return have
 
     def finish(self, *, sync: bool = True) -> Path:

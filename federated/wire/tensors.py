@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from federated.errors import Malformed, Refused
 
-__all__ = ["ALIGNMENT", "DTYPES", "check", "decode", "encode", "layout", "locate"]
+__all__ = ["ALIGNMENT", "DTYPES", "check", "decode", "encode", "is_finite", "layout", "locate"]
 
 Array = NDArray[Any]
 
@@ -129,7 +129,7 @@ def check(
             )
         if array.dtype.name != dtype:
             raise Refused(f"tensor {name}: expected {dtype}, found {array.dtype.name}")
-        if not _is_finite(array):
+        if not is_finite(array):
             raise Refused(
                 f"tensor {name}: expected finite values, found "
                 f"{int((~np.isfinite(array)).sum())} NaN or infinite ones"
@@ -156,7 +156,7 @@ def _put(view: memoryview, start: int, array: Array) -> None:
     view[end : end + gap] = bytes(gap)
 
 
-def _is_finite(array: Array) -> bool:
+def is_finite(array: Array) -> bool:
     """Return True if all values are finite. NaN and infinity show in the smallest or the largest
     value, which are found without allocating memory.
     """

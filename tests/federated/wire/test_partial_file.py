@@ -71,8 +71,12 @@ def test_another_manifest_starts_over(path: Path) -> None:
     first = PartialFile(manifest, path, limit=len(DATA))
     first.take(chunks[0], 0.0)
     first.acknowledge()
-    other = split(DATA[::-1], 1024, "one")
-    assert len(PartialFile(other, path, limit=len(DATA)).missing) == 5
+    other = split(DATA[::-1], 1024, "2")
+    second = PartialFile(other, path, limit=len(DATA))
+    assert len(second.missing) == 5
+    second.take(next(slices(other, DATA[::-1])), 0.0)
+    second.acknowledge()
+    assert PartialFile(other, path, limit=len(DATA)).missing == [1, 2, 3, 4]
 
 
 def test_a_bitmap_of_lost_chunks_is_detected_and_discarded(path: Path) -> None:
