@@ -1,24 +1,23 @@
 // An agent of a run: it joins, takes tasks, and sends their updates, as docs/protocol.md specifies.
+import { Announcement } from "./announcement";
 import { Downloads } from "./downloads";
 import { decode, encode } from "./envelope";
 import { type Door, type Link, openLink } from "./link";
 import type { Body, Card, DataCard, Message, Task } from "./messages";
 import { explainMisfit } from "./misfit";
 import { Namesake } from "./namesake";
-import { identify, makeOffer, Outbox } from "./outbox";
+import { identify, Outbox } from "./outbox";
 import { describeStatus, type Reporter, Reports } from "./reports";
 import { holdOn, type Store } from "./store";
 import { now, type Office, Tasks, type Trainer } from "./tasks";
 import { Topics } from "./topics";
-import { measureUplink, type Uplink } from "./uplink";
 import { EMPTY, type View } from "./view";
 
 /** Why an agent ends whose device takes part elsewhere. */
 export const ELSEWHERE = "This device was opened in another tab or window, which continues. Close this one.";
+/** Why an agent ends whose person left. */
+export const LEFT = "You left the run.";
 const TICK = 500; // milliseconds
-const MARGIN = 4096; // bytes of a chunk's envelope
-const SMALL = 65_536; // bytes of a chunk before the connection is measured
-const REPEAT = 20; // seconds until a refused profile is repeated again; then twice as long each time
 const EPOCH = "epoch"; // in the store: the highest of the run's coordinators
 
 /** device: the fields of a profile that describe the device and its trainer. */
@@ -37,18 +36,15 @@ export class Agent implements Office {
   view: View = EMPTY;
   readonly topics: Topics;
   readonly store: Store;
-  private readonly link: Link;
+  readonly link: Link;
   readonly downloads: Downloads;
   readonly outbox: Outbox;
-  private readonly reports: Reports;
+  readonly reports: Reports;
   private readonly namesake: Namesake;
   private readonly timer: ReturnType<typeof setInterval>;
   private readonly tasks = new Tasks(this);
-  private uplink: Uplink | null = null;
-  private measuring = false;
-  private announced = false;
+  private readonly announcement = new Announcement(this);
   private epoch = 0;
-  private repeat = { at: Number.NEGATIVE_INFINITY, pause: 0 };
 
   constructor(private readonly equipment: Equipment) {
     const { door, run, device, data, capabilities } = equipment;
@@ -77,14 +73,14 @@ export class Agent implements Office {
     if (reason === this.view.paused) return;
     this.change({ paused: reason });
     if (reason) this.tasks.putOff(reason);
-    if (this.announced) this.reports.publishStatus();
+    if (this.announcement.made) this.reports.publishStatus();
   }
 
   /** Leave the run, and keep finished updates for the next visit. */
-  async leave(reason = "You left the run."): Promise<void> {
+  async leave(reason = LEFT): Promise<void> {
     if (this.view.over) return;
     this.tasks.clear();
-    if (this.announced) this.reports.publishStatus(false);
+    if (this.announcement.made) this.reports.publishStatus(false);
     await this.end(reason);
   }
 
@@ -95,12 +91,12 @@ export class Agent implements Office {
   }
 
   get chunk(): number {
-    return (this.uplink?.chunk ?? SMALL) - MARGIN;
+    return this.announcement.chunk;
   }
 
   /** Publish a message about a task. While the connection is down, nothing: it is repeated later. */
   say(kind: string, body: object): void {
-    if (this.announced) this.reports.publish(kind, this.topics.say, body);
+    if (this.announcement.made) this.reports.publish(kind, this.topics.say, body);
   }
 
   // ---- connection --------------------------------------------------------------------------------
@@ -110,33 +106,13 @@ export class Agent implements Office {
     const { card, command, everyone, status } = this.topics;
     for (const topic of [card, command, everyone, status]) this.link.subscribe(topic);
     this.downloads.resume();
-    if (this.view.card) void this.announce();
+    if (this.view.card) void this.announcement.make();
   }
 
   private disconnect(reason: string, refused: boolean): void {
     this.change({ link: "down", reason });
-    this.announced = false;
+    this.announcement.made = false;
     if (refused) void this.end("The server no longer accepts this device. Ask for a new code, and scan it.");
-  }
-
-  /** Publish profile, status and offers, the first time after a measurement of the connection. */
-  private async announce(): Promise<void> {
-    const { card } = this.view;
-    if (!card || this.measuring || this.view.over) return;
-    if (!this.uplink) {
-      this.measuring = true;
-      this.uplink = await measureUplink(this.link, this.topics.probe);
-      await this.outbox.resume(card);
-      this.measuring = false;
-      if (this.view.link !== "up") return;
-    }
-    this.reports.publishProfile(this.uplink);
-    this.reports.publishStatus();
-    this.announced = true;
-    for (const upload of this.outbox.list()) {
-      upload.sender.restart(now());
-      this.reports.publish("offer", this.topics.say, makeOffer(upload));
-    }
   }
 
   // ---- messages ----------------------------------------------------------------------------------
@@ -181,7 +157,7 @@ export class Agent implements Office {
       this.tasks.clear();
       this.outbox.removeAll(() => true);
     }
-    void this.announce();
+    void this.announcement.make();
   }
 
   private takeAbort({ round, attempt }: Body<"abort">): void {
@@ -199,9 +175,7 @@ export class Agent implements Office {
   private takeRefusal({ reason, about }: Body<"refusal">): void {
     if (about === "joining") return void this.end(`The coordinator does not accept this device: ${reason}`);
     this.complain(`The coordinator refused a message: ${reason}`);
-    if (![this.topics.profile, this.topics.status].includes(about) || now() - this.repeat.at < this.repeat.pause) return;
-    this.repeat = { at: now(), pause: Math.min(600, Math.max(REPEAT, 2 * this.repeat.pause)) };
-    void this.announce();
+    this.announcement.repeat(about);
   }
 
   private takeReceipt({ transfer, accepted, reason }: Body<"receipt">): void {
@@ -220,7 +194,7 @@ export class Agent implements Office {
   private tick(): void {
     this.tasks.expire();
     this.change({ activity: this.describeActivity() });
-    if (this.view.link !== "up" || !this.announced) return;
+    if (this.view.link !== "up" || !this.announcement.made) return;
     this.downloads.tick();
     if (this.view.activity === "send") this.change({ done: this.outbox.list()[0]?.sender.progress ?? null });
     this.sendUpdates();
