@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 from federated.errors import ConfigError
@@ -21,9 +23,9 @@ def find_chromium() -> str | None:
 
 
 @contextmanager
-def open_chromium(*flags: str) -> Iterator[Any]:
-    """Start Chromium without a window; yield Playwright's browser. Raises ConfigError if Chromium
-    or Playwright is not installed.
+def open_chromium(*flags: str, home: Path | None = None) -> Iterator[Any]:
+    """Start Chromium without a window; yield Playwright's browser. home: with the certificates that
+    it trusts; None: the user's. Raises ConfigError if Chromium or Playwright is not installed.
     """
     try:
         api: Any = importlib.import_module("playwright.sync_api")
@@ -32,9 +34,12 @@ def open_chromium(*flags: str) -> Iterator[Any]:
     if (program := find_chromium()) is None:
         raise ConfigError(f"found none of {', '.join(PROGRAMS)}: install Chromium")
     options = ["--no-sandbox", "--disable-gpu", *flags]
+    env = None if home is None else {**os.environ, "HOME": str(home)}
     with (
         api.sync_playwright() as playwright,
-        closing(playwright.chromium.launch(executable_path=program, args=options)) as browser,
+        closing(
+            playwright.chromium.launch(executable_path=program, args=options, env=env)
+        ) as browser,
     ):
         yield browser
 

@@ -71,6 +71,7 @@ __all__ = ["start"]
 )
 @config_flag("--phones-certificate", key="phones.certificate", metavar="FILE")
 @config_flag("--phones-key", key="phones.key", metavar="FILE")
+@config_flag("--phones-tls", key="phones.tls", is_flag=True, default=None)
 @config_flag("--seed", key="seed", type=int, metavar="N")
 @config_flag("--name", key="name", metavar="RUN")
 @click.option(

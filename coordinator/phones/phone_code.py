@@ -14,7 +14,7 @@ from coordinator.broker.local_addresses import find_own_address
 from federated.errors import UsageError, require_extra
 from federated.wire.enrolment_token import Token
 
-__all__ = ["draw_code", "find_host", "format_page_url"]
+__all__ = ["ANY", "draw_code", "find_host", "format_page_url"]
 
 ANY = ("0.0.0.0", "::")  # noqa: S104  # nothing listens here
 

@@ -14,20 +14,25 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coordinator.access.configured_authority import open_authority
 from coordinator.broker.mosquitto_config import limit_packets
 from coordinator.built_page import find_page
 from coordinator.phones.defaults import ADDRESS, FACT, PAGE
+from coordinator.phones.phone_code import ANY
 from coordinator.settings.config import Config
-from coordinator.settings.service_tables import Broker
+from coordinator.settings.service_tables import Broker, Phones
 from coordinator.web_certificate import load_certificate
 from federated.errors import ConfigError, EspalierError, MissingExtra, explain_os_errors
 from federated.runtime.connection_limits import listen
 from federated.runtime.console import Say
-from federated.runtime.listen_address import parse_listen_address
+from federated.runtime.listen_address import ListenAddress, parse_listen_address
 from federated.runtime.server_process import Poller, ServerProcess, become_server
 from federated.wire.mqtt_address import parse_mqtt_address
+
+if TYPE_CHECKING:
+    from coordinator.access.certificate_authority import Authority
 
 __all__ = ["serve_phones"]
 
@@ -44,12 +49,14 @@ def serve_phones(config: Config, broker: str, say: Say) -> Iterator[None]:
     with the coordinator's credentials. Raises UsageError, ConfigError, StoreError, MissingExtra.
     """
     phones = config.phones
+    check_settings(phones)
     if not phones.listen:
         yield
         return
     check_server(config, broker)
     address = parse_listen_address(phones.listen, "phones.listen", ADDRESS)
     with closing(open_authority(config.broker)) as authority:
+        certificate, key = find_certificate(phones, address, authority)
         with explain_os_errors(ConfigError, f"phones.listen = '{phones.listen}'"):
             listening = listen(address.host, address.port)
         arguments = [
@@ -57,18 +64,31 @@ def serve_phones(config: Config, broker: str, say: Say) -> Iterator[None]:
             config.name,
             str(limit_packets(config.wire.chunk)),
             "certificates" if config.broker.tls else "",
-            phones.certificate,
-            phones.key,
+            certificate,
+            key,
         ]
         with closing(
             ServerProcess("phones", __name__, listening, arguments, {BROKER: broker})
         ) as process:
             host = f"[{address.host}]" if ":" in address.host else address.host
-            url = f"{'https' if phones.certificate else 'http'}://{host}:{process.port}{PAGE}"
+            url = f"{'https' if certificate else 'http'}://{host}:{process.port}{PAGE}"
             authority.registry.set_fact(FACT, url)
             say(f"phones join at {url}: coordinator enroll NAME --phone prints a code for one")
             with closing(Poller("phones", process.restart_if_dead)):
                 yield
+
+
+def check_settings(phones: Phones) -> None:
+    if not phones.listen and (phones.tls or phones.certificate):
+        raise ConfigError(
+            "phones.tls and phones.certificate are for the phones' page, which is not served: set "
+            "phones.listen, or start with --phones"
+        )
+    if phones.tls and phones.certificate:
+        raise ConfigError(
+            "phones.tls and phones.certificate cannot be combined: choose a certificate of the "
+            "fleet's authority, or one of your own"
+        )
 
 
 def check_server(config: Config, broker: str) -> None:
@@ -88,6 +108,19 @@ def check_server(config: Config, broker: str) -> None:
 def find_files() -> Path:
     """Return the folder of the built page for phones. Raises MissingExtra."""
     return find_page("coordinator start --phones") / "phone"
+
+
+def find_certificate(
+    phones: Phones, address: ListenAddress, authority: Authority
+) -> tuple[str, str]:
+    """Return the files of the page's certificate and key, empty for HTTP. Raises ConfigError for an
+    address that no certificate can name.
+    """
+    if not phones.tls:
+        return phones.certificate, phones.key
+    if address.host not in ANY:
+        authority.add_hosts([address.host])
+    return str(authority.server), str(authority.server)
 
 
 def load_phone_certificate(certificate: str, key: str) -> ssl.SSLContext | None:

@@ -126,3 +126,10 @@ class Phones(Record, frozen=True):
         str, Meta(description="Certificate file of the phones' page; empty: HTTP without TLS.")
     ] = ""
     key: Annotated[str, Meta(description="Key file of this certificate.")] = ""
+    tls: Annotated[
+        bool,
+        Meta(
+            description="Serve the phones' page over HTTPS with a certificate of the fleet's "
+            "authority, whose ca.pem each phone must trust."
+        ),
+    ] = False
