@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-__all__ = ["name_class", "write_video"]
+__all__ = ["make_picture", "name_class", "write_video"]
 
 WIDTH, HEIGHT = 640, 480  # of a video
 

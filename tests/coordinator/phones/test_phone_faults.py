@@ -10,11 +10,13 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
-from benchmarks.phones.phone_pages import SIZE, find_code, scan_code
+from benchmarks.phones import phone_pages
+from benchmarks.phones.phone_pages import SIZE, find_code, make_page, scan_code
 from benchmarks.web_page.browser import open_chromium
 from coordinator.access.configured_authority import open_authority
 from coordinator.settings.service_tables import Broker
@@ -132,6 +134,30 @@ def test_codes_that_do_not_work_and_other_sites_are_refused(
     assert secret not in (tmp_path / "0.err").read_text() + (tmp_path / "0.out").read_text()
 
 
+def test_the_token_is_in_no_address_and_the_page_in_no_referrer(
+    tmp_path: Path, start: Start, browser: Any
+) -> None:
+    start_run(tmp_path, start, *SETTINGS)
+    page, requests = make_page(browser), list[Any]()
+
+    def note(request: Any) -> None:
+        requests.append(request)
+
+    page.on("request", note)
+    code = find_code(tmp_path, "p0")
+    phone_pages.join(scan_code(page, code, "0/1"))
+    page.get_by_text("profile: 1 message").wait_for(timeout=60_000)
+    assert {"join", "digits"} <= {urlsplit(one.url).path.rpartition("/")[2] for one in requests}
+    secret = code.partition("#")[2].split("/1-")[1].split("-")[0]
+    for one in requests:
+        assert secret not in one.url.partition("#")[0]
+        assert "referer" not in one.all_headers(), one.url
+    with serve_site(tmp_path, **{"empty.html": ""}) as site:
+        page.evaluate("url => { location.href = url }", f"{site}/empty.html")
+        page.wait_for_url(f"{site}/empty.html")
+        assert page.evaluate("document.referrer") == ""
+
+
 def test_the_network_is_tried_while_the_page_is_hidden(
     tmp_path: Path, start: Start, browser: Any
 ) -> None:
@@ -177,9 +203,18 @@ def test_the_network_names_what_the_camera_sees(tmp_path: Path, start: Start) ->
             PATIENCE,
         )
         assert read_state(page) not in {"Finished", "No connection"}
+        heard = page.get_by_role("status").get_by_text(f"class {label}", exact=True)
+        heard.wait_for(timeout=60_000, state="attached")
         page.get_by_role("button", name="Stop the camera").click()
         page.get_by_role("button", name="Use the camera").wait_for()
         assert page.evaluate("document.querySelector('video').srcObject") is None
+        page.get_by_role("button", name="Use the camera").click()
+        page.wait_for_function("document.querySelector('video').srcObject !== null")
+        page.get_by_role("button", name="Leave the run").click()
+        page.get_by_text("You left the run").wait_for()
+        page.wait_for_timeout(500)
+        assert page.locator("video").count() == 0
+        assert page.workers == [], "nothing is computed after the end"
 
     with open_chromium() as browser:  # without any camera
         page = join(browser, tmp_path, "p1", "0/1", permissions=["camera"])

@@ -6,6 +6,7 @@ import type { Store } from "../agent/store";
 import { type Dataset, describeData } from "../trainer/examples";
 import { DataChoice } from "./data_choice";
 import { explainLack } from "./device";
+import { Lacks } from "./lacks";
 import { join, keepData, makeDoor, type Membership, openStore, readCard, readData, readMembership, takeToken } from "./membership";
 import { Participation } from "./participation";
 import { TokenForm } from "./token_form";
@@ -65,8 +66,9 @@ export function App() {
       {membership && !card && <p role="status">Looking for the run {membership.run} …</p>}
       {membership && card && !data && <DataChoice card={card} name={membership.name} onChoose={choose} />}
       {membership && data && card && store && (
-        <Participation door={makeDoor(membership)} run={membership.run} data={data} store={store} lasting={known.lasting ?? true} />
+        <Participation door={makeDoor(membership)} run={membership.run} data={data} store={store} />
       )}
+      {membership && <Lacks lasting={known.lasting ?? true} />}
     </main>
   );
 }

@@ -49,17 +49,6 @@ export function describeDevice(battery: Battery | null): object {
   };
 }
 
-/** Return what this page lacks because it was not opened over HTTPS; empty if nothing. */
-export function listLacks(): string[] {
-  if (isSecureContext) return [];
-  return [
-    "show the network what the camera sees: take a picture instead",
-    "keep the screen on while it trains, so touch it now and then",
-    "see the battery",
-    "keep others in the same network from reading what it sends",
-  ];
-}
-
 /** Keep the screen on, where the browser lets the page do so, until the returned function is called. */
 export function keepAwake(): () => void {
   let lock: WakeLockSentinel | null = null;

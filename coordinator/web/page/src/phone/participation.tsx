@@ -1,12 +1,12 @@
 // Take part in a run, and show how it goes.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Agent, ELSEWHERE } from "../agent/agent";
+import { Agent, ELSEWHERE, LEFT } from "../agent/agent";
 import type { Door } from "../agent/link";
 import type { Store } from "../agent/store";
 import { EMPTY, type View } from "../agent/view";
 import { type Dataset, describeData } from "../trainer/examples";
 import { CAPABILITIES } from "../trainer/perform";
-import { type Battery, describeDevice, findBattery, keepAwake, listLacks } from "./device";
+import { type Battery, describeDevice, findBattery, keepAwake } from "./device";
 import { forget } from "./membership";
 import { SentTable } from "./sent_table";
 import { TrainingState } from "./training_state";
@@ -21,10 +21,14 @@ interface Place {
   run: string;
   data: Dataset;
   store: Store;
-  lasting: boolean;
 }
 
-export function Participation({ door, run, data, store, lasting }: Place) {
+/** Whether an agent ended whose page is of no further use. */
+function isGone(over: string): boolean {
+  return over === LEFT || over === ELSEWHERE;
+}
+
+export function Participation({ door, run, data, store }: Place) {
   const [view, setView] = useState<View>(EMPTY);
   const [battery, setBattery] = useState<Battery | null>(null);
   const [paused, setPaused] = useState(false);
@@ -40,7 +44,11 @@ export function Participation({ door, run, data, store, lasting }: Place) {
       const device = describeDevice(found);
       const card = describeData(data);
       const equipment = { door, run, store, trainer: worker, data: card, device, capabilities: CAPABILITIES };
-      agent.current = new Agent({ ...equipment, onChange: setView });
+      const onChange = (next: View) => {
+        if (isGone(next.over)) worker.close();
+        setView(next);
+      };
+      agent.current = new Agent({ ...equipment, onChange });
     });
     const others = new BroadcastChannel("espalier");
     others.onmessage = () => void agent.current?.leave(ELSEWHERE);
@@ -64,7 +72,6 @@ export function Participation({ door, run, data, store, lasting }: Place) {
     await forget(store);
     if (view.over) location.reload();
   };
-  const lacks = listLacks();
   return (
     <>
       <TrainingState view={view} data={data} battery={battery} />
@@ -78,21 +85,8 @@ export function Participation({ door, run, data, store, lasting }: Place) {
           {view.problems.map((problem) => <p key={problem}>{problem}</p>)}
         </section>
       )}
-      {view.card && view.over !== ELSEWHERE && <TryOut card={view.card} worker={worker} />}
+      {view.card && !isGone(view.over) && <TryOut card={view.card} worker={worker} />}
       <SentTable view={view} />
-      {(lacks.length > 0 || !lasting) && (
-        <section class="card">
-          <h2>What this page cannot do here</h2>
-          {!lasting && <p>This browser stores nothing, as in a private window. After a reload you need a new code.</p>}
-          {lacks.length > 0 && (
-            <>
-              <p>The page was not opened over HTTPS. Therefore it cannot</p>
-              <ul>{lacks.map((lack) => <li key={lack}>{lack}</li>)}</ul>
-              <p>Ask the person who runs the coordinator to serve this page over HTTPS.</p>
-            </>
-          )}
-        </section>
-      )}
     </>
   );
 }

@@ -1,12 +1,12 @@
 // The worker that trains, so that the page stays responsive.
 import * as ort from "onnxruntime-web/wasm";
-import { type Dataset } from "../trainer/examples";
+import type { Dataset, Examples } from "../trainer/examples";
 import { type Job, type Outcome, perform, predict, remember } from "../trainer/perform";
 
 declare const WASM_URL: string; // set by the build
 
 /** tested: the last test, performed by an earlier worker. */
-export type Request = { data: Dataset; tested: Job | null } | { id: number; job: Job } | { id: number; x: Uint8Array };
+export type Request = { data: Dataset; tested: Job | null } | { id: number; job: Job } | { id: number; x: Examples["x"] };
 export type Reply =
   | { id: number; step: number; steps: number; loss: number }
   | { id: number; outcome: Outcome }

@@ -1,6 +1,6 @@
 // Run tasks and predictions in a worker.
 import type { Trainer } from "../agent/tasks";
-import type { Dataset } from "../trainer/examples";
+import type { Dataset, Examples } from "../trainer/examples";
 import type { Job, Outcome } from "../trainer/perform";
 import type { Reply, Request } from "./worker";
 
@@ -9,7 +9,9 @@ declare const WORKER_URL: string; // set by the build
 /** A trainer that also predicts. */
 export interface TrainingWorker extends Trainer {
   /** Return the probability of each class for an example. */
-  predict(x: Uint8Array): Promise<number[]>;
+  predict(x: Examples["x"]): Promise<number[]>;
+  /** End for good. Neither tasks nor predictions in progress, nor later ones, ever end. */
+  close(): void;
 }
 
 interface Pending {
@@ -23,6 +25,7 @@ interface Pending {
     next worker, since choosing a picture may hide the page, which stops training. */
 export function openWorker(data: Dataset): TrainingWorker {
   let worker: Worker | null = null;
+  let closed = false;
   let requests = 0;
   let tested: Job | null = null;
   const pending = new Map<number, Pending>();
@@ -42,7 +45,9 @@ export function openWorker(data: Dataset): TrainingWorker {
       else post(one.request);
     }
   };
-  const post = (request: Request) => (worker ??= start()).postMessage(request);
+  const post = (request: Request) => {
+    if (!closed) (worker ??= start()).postMessage(request);
+  };
   const start = (): Worker => {
     const made = new Worker(WORKER_URL, { type: "module" });
     made.onmessage = ({ data: reply }: MessageEvent<Reply>) => take(reply);
@@ -71,5 +76,9 @@ export function openWorker(data: Dataset): TrainingWorker {
     },
     predict: (x) => ask<number[]>((id) => ({ id, x })),
     stop,
+    close() {
+      closed = true;
+      stop();
+    },
   };
 }

@@ -5,7 +5,7 @@ import { type Graph, makeFloats, multiply, Refused, type Values } from "./graph"
 
 /** Examples of one kind. x: [n, *inputs], raw; y: their classes. */
 export interface Examples {
-  x: Uint8Array;
+  x: Uint8Array | Float32Array;
   y: Int32Array;
 }
 
@@ -37,7 +37,7 @@ export function describeData(data: Dataset): DataCard {
   });
   const count = y.length * area;
   const mean = [...sums].map((sum) => sum / count);
-  // values are whole numbers up to 255, whose sums of squares float64 holds exactly
+  // float64 holds the sums of squares of bytes exactly, and those of a sensor to 1e-12
   const std = [...squares].map((sum, at) => {
     const found = Math.sqrt(Math.max(0, sum / count - (mean[at] as number) ** 2));
     return found > 1e-6 * Math.abs(mean[at] as number) ? found : 1;
@@ -45,7 +45,7 @@ export function describeData(data: Dataset): DataCard {
   return {
     name: data.name,
     inputs: data.inputs,
-    dtype: "uint8",
+    dtype: x instanceof Float32Array ? "float32" : "uint8",
     outputs: data.outputs,
     examples: y.length,
     held_out: data.held.y.length,

@@ -111,7 +111,7 @@ export class Network {
   }
 
   /** Return the probability of each class for one example. */
-  async predict(x: Uint8Array, classes: number): Promise<number[]> {
+  async predict(x: Examples["x"], classes: number): Promise<number[]> {
     const graph = this.find("evaluation");
     const out = await graph.run({ ...this.weights, ...fill(graph, { x, y: Int32Array.of(0) }, [0]) });
     const logits = [...(out[`out.${Object.keys(out).length - 1}`]?.data as Float32Array).slice(0, classes)];

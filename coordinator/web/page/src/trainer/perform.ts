@@ -3,7 +3,7 @@ import { sha256 } from "@noble/hashes/sha2.js";
 import { utf8ToBytes } from "@noble/hashes/utils.js";
 import { decodeBlob, encodeBlob, type Tensors } from "../agent/blob";
 import { nameSubmodel, type Task } from "../agent/messages";
-import { type Dataset, listLabels } from "./examples";
+import { type Dataset, type Examples, listLabels } from "./examples";
 import { Graph, type GraphFile, Refused } from "./graph";
 import { Network, type OnStep } from "./network";
 import type { Tally } from "./scores";
@@ -65,7 +65,7 @@ export function remember(job: Job): void {
 
 /** Return the probability of each class for one example, by the network that was tested last. Throws
     Refused before the first test. */
-export async function predict(x: Uint8Array, data: Dataset): Promise<number[]> {
+export async function predict(x: Examples["x"], data: Dataset): Promise<number[]> {
   if (!tested) throw new Refused("The network was not tested on this device yet: try again after the next round.");
   latest ??= await openNetwork(tested);
   return latest.predict(x, data.outputs);

@@ -1,19 +1,13 @@
-// Turn pictures that a person chose into examples of the run's shape. They stay in the browser.
-import type { Card } from "../agent/messages";
-import type { Dataset, Examples } from "../trainer/examples";
+// Turn pictures into examples of the run's shape. They stay in the browser.
+import type { Card } from "../../agent/messages";
 
 type Network = NonNullable<Card["network"]>;
-const HELD = 5; // every fifth picture is held out for testing
 
 /** How pictures are read. inverted: dark on light, where the run learns light on dark;
     white: the value of a white point. */
 export interface Reading {
   inverted: boolean;
   white: number;
-}
-export interface Labelled {
-  file: File;
-  label: number;
 }
 
 /** Return whether pictures can be examples of a network. */
@@ -61,22 +55,4 @@ function convert(data: Uint8ClampedArray, channels: number, { inverted, white }:
     });
   }
   return out;
-}
-
-/** Return a data set of pictures. Throws an Error that names an unreadable one. */
-export async function makeDataset(pictures: Labelled[], network: Network, reading: Reading): Promise<Dataset> {
-  const examples: { x: Uint8Array; y: number }[] = [];
-  for (const { file, label } of pictures) {
-    examples.push({ x: await readPicture(file, file.name, network.inputs, reading), y: label });
-  }
-  const held = examples.filter((_, at) => at % HELD === HELD - 1);
-  const train = examples.filter((_, at) => at % HELD !== HELD - 1);
-  return { name: "pictures", inputs: network.inputs, outputs: network.outputs, train: join(train), held: join(held) };
-}
-
-function join(examples: { x: Uint8Array; y: number }[]): Examples {
-  const size = examples[0]?.x.length ?? 0;
-  const x = new Uint8Array(examples.length * size);
-  examples.forEach((one, at) => x.set(one.x, at * size));
-  return { x, y: Int32Array.from(examples, (one) => one.y) };
 }

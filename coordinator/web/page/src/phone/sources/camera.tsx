@@ -1,35 +1,21 @@
 // Show the camera, and hand its pictures on one at a time. They stay in the browser.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useRef } from "preact/hooks";
+import { useSensor } from "./sensor";
 
 const PAUSE = 200; // milliseconds between two pictures, so that training gets on
 
 /** onPicture: called with the running video, again when it has settled. */
 export function Camera({ onPicture }: { onPicture(video: HTMLVideoElement): Promise<void> }) {
-  const [on, setOn] = useState(false);
-  const [problem, setProblem] = useState("");
   const video = useRef<HTMLVideoElement>(null);
   const latest = useRef(onPicture);
   latest.current = onPicture;
-
-  useEffect(() => {
-    const element = video.current;
-    if (!on || !element) return;
-    const ended = new AbortController();
-    const end = () => setOn(false);
-    document.addEventListener("visibilitychange", end, { signal: ended.signal }); // a hidden page films nothing
-    run(element, ended.signal, (shown) => latest.current(shown)).catch((error) => {
-      if (!ended.signal.aborted) setProblem(explain(error));
-      end();
-    });
-    return () => ended.abort();
-  }, [on]);
-
+  const { on, problem, toggle } = useSensor((signal) =>
+    film(video.current as HTMLVideoElement, signal, (shown) => latest.current(shown)).catch((error) => { throw explain(error); }),
+  );
   if (!navigator.mediaDevices) return null; // the page says elsewhere that it needs HTTPS
   return (
     <>
-      <button type="button" aria-pressed={on} onClick={() => { setProblem(""); setOn(!on); }}>
-        {on ? "Stop the camera" : "Use the camera"}
-      </button>
+      <button type="button" aria-pressed={on} onClick={toggle}>{on ? "Stop the camera" : "Use the camera"}</button>
       {problem && <p class="alert" role="alert">{problem}</p>}
       <video ref={video} hidden={!on} muted playsInline aria-label="What the camera sees" />
     </>
@@ -37,7 +23,7 @@ export function Camera({ onPicture }: { onPicture(video: HTMLVideoElement): Prom
 }
 
 /** Film until the signal aborts. Throws the browser's error if it gives no camera. */
-async function run(video: HTMLVideoElement, signal: AbortSignal, show: (video: HTMLVideoElement) => Promise<void>): Promise<void> {
+async function film(video: HTMLVideoElement, signal: AbortSignal, show: (video: HTMLVideoElement) => Promise<void>): Promise<void> {
   const stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
   const stop = () => { for (const track of stream.getTracks()) track.stop(); };
   if (signal.aborted) return stop();
@@ -50,9 +36,9 @@ async function run(video: HTMLVideoElement, signal: AbortSignal, show: (video: H
   }
 }
 
-function explain(error: unknown): string {
+function explain(error: unknown): Error {
   const { name, message } = error instanceof Error ? error : new Error(String(error));
-  if (name === "NotAllowedError") return "The browser does not let this page use the camera. Allow it in the browser's settings, and try again.";
-  if (name === "NotFoundError") return "This device has no camera. Choose a picture instead.";
-  return `The camera does not work: ${message}`;
+  if (name === "NotAllowedError") return new Error("The browser does not let this page use the camera. Allow it in the browser's settings, and try again.");
+  if (name === "NotFoundError") return new Error("This device has no camera. Choose a picture instead.");
+  return new Error(`The camera does not work: ${message}`);
 }

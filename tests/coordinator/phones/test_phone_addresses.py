@@ -1,0 +1,131 @@
+"""The phones' page at a name in the network, in a real browser: over HTTPS with a certificate of
+the fleet's authority it can do everything; over plain HTTP it trains, and says what it lacks.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.phones.phone_pages import find_code, join, make_page, scan_code
+from benchmarks.web_page.browser import open_chromium
+from federated.data import loading
+from tests.support.phone_pages import PATIENCE, needs_page, read_state, start_run
+from tests.support.phone_pictures import make_picture, name_class
+from tests.support.processes import Start
+from tests.support.waiting import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.processes,
+    pytest.mark.broker,
+    pytest.mark.timeout(2 * PATIENCE),
+    needs_page,
+]
+NAME = "phones.test"  # reserved for tests (RFC 6761); browsers take localhost alone as secure
+RESOLVE = f"--host-resolver-rules=MAP {NAME} 127.0.0.1"
+SETTINGS = (
+    *("model.name=mlp", "data.name=digits", "method.name=fedavg", "method.widths=[1.0]"),
+    *("rounds=100000", "broker.kind=embedded", "fleet.min_agents=1"),
+)
+# keeps the page's wake locks
+RECORD_LOCKS = """
+window.locks = [];
+const plain = WakeLock.prototype.request;
+WakeLock.prototype.request = async function (...given) {
+  const lock = await plain.apply(this, given);
+  window.locks.push(lock);
+  return lock;
+};
+"""
+COUNT_LOCKS = "window.locks.filter(lock => !lock.released).length"
+
+
+def trust(home: Path, authority: Path) -> None:
+    """Let a browser with this home trust an authority."""
+    store = home / ".pki/nssdb"
+    store.mkdir(parents=True)
+    for task in (["-N", "--empty-password"], ["-A", "-n", "fleet", "-t", "C,,", "-i", authority]):
+        subprocess.run(["certutil", "-d", f"sql:{store}", *task], check=True)
+
+
+def list_encodings(page: Any) -> set[str]:
+    """Return a set to which the encodings of the page's assets are added as they arrive."""
+    found = set[str]()
+
+    def note(response: Any) -> None:
+        if "/assets/" in response.url:
+            found.add(response.headers.get("content-encoding", ""))
+
+    page.on("response", note)
+    return found
+
+
+@pytest.mark.skipif(shutil.which("certutil") is None, reason="certutil is not installed")
+def test_a_phone_that_trusts_the_authority_can_do_everything(tmp_path: Path, start: Start) -> None:
+    start_run(tmp_path, start, *SETTINGS, "phones.tls=true", f'broker.hosts=["{NAME}"]')
+    for home in ("stranger", "friend"):
+        (tmp_path / home).mkdir()
+    code = find_code(tmp_path, "p0", NAME)
+    assert code.startswith(f"https://{NAME}:")
+    with (
+        open_chromium(RESOLVE, home=tmp_path / "stranger") as browser,
+        pytest.raises(Exception, match="ERR_CERT_AUTHORITY_INVALID"),
+    ):
+        scan_code(make_page(browser), code, "0/1")
+    trust(tmp_path / "friend", tmp_path / "pki" / "ca.pem")
+    with open_chromium(RESOLVE, home=tmp_path / "friend") as browser:
+        page = make_page(browser, RECORD_LOCKS)
+        encodings, sockets = list_encodings(page), list[str]()
+        page.on("websocket", lambda socket: sockets.append(socket.url))
+        join(scan_code(page, code, "0/1"))
+        assert page.evaluate("isSecureContext && crossOriginIsolated")
+        eventually(lambda: page.wait_for_timeout(200) or read_state(page) == "Training", PATIENCE)
+        assert encodings == {"br"}
+        assert sockets
+        assert all(one.startswith(f"wss://{NAME}:") for one in sockets)
+        assert page.get_by_text("What this page cannot do here").count() == 0
+        page.get_by_text("Battery").wait_for()
+        assert page.evaluate(COUNT_LOCKS) == 1
+        page.get_by_role("button", name="Pause").click()
+        page.wait_for_function(f"{COUNT_LOCKS} === 0")
+
+
+def test_without_https_a_phone_trains_and_says_what_it_lacks(tmp_path: Path, start: Start) -> None:
+    start_run(tmp_path, start, *SETTINGS)
+    code = find_code(tmp_path, "p0", NAME)
+    assert code.startswith(f"http://{NAME}:")
+    held = loading.load_central("digits")
+    with open_chromium(RESOLVE) as browser:
+        page = make_page(browser)
+        encodings = list_encodings(page)
+        scan_code(page, code, "0/1")
+        page.get_by_role("button", name="Train on these pictures").wait_for(timeout=60_000)
+        for lacking in ("crypto.subtle", "navigator.mediaDevices", "window.DeviceMotionEvent"):
+            assert page.evaluate(f"typeof {lacking}") == "undefined", lacking
+        assert not page.evaluate("isSecureContext || crossOriginIsolated")
+        lacks = page.get_by_text("What this page cannot do here").locator("..")
+        for words in ("camera", "motion sensors", "keep the screen on", "--phones-tls"):
+            assert words in lacks.inner_text()
+        for label in (0, 1):
+            page.get_by_role("spinbutton", name="Class").fill(str(label))
+            chosen = [x for x, y in zip(held.x, held.y, strict=True) if y == label][:20]
+            page.get_by_label("Pictures of this class").set_input_files(
+                [make_picture(x, f"{label}-{at}.png") for at, x in enumerate(chosen)]
+            )
+        page.get_by_text("Class 0: 20 pictures. Class 1: 20 pictures.").wait_for()
+        page.get_by_role("button", name="Train on these pictures").click()
+        accepted = page.get_by_text(re.compile(r"^Trainings accepted[1-9]"))
+        accepted.wait_for(timeout=PATIENCE * 1000)
+        assert "32 to train, 8 to test (pictures)" in page.inner_text("main")
+        x = next(x for x, y in zip(held.x_held, held.y_held, strict=True) if y == 1)
+        names = iter(range(1000))
+        eventually(lambda: name_class(page, x, f"try-{next(names)}.png") == 1, PATIENCE)
+        assert page.get_by_role("button", name="Use the camera").count() == 0
+        assert encodings == {"gzip"}
+        assert "--phones-tls" in lacks.inner_text()
