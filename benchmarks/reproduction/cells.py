@@ -19,7 +19,7 @@ from benchmarks.analyses.fine_tuning import fine_tune_devices
 from benchmarks.analyses.named_analyses import measure
 from benchmarks.reproduction.experiment import CENTRAL, Cell
 from benchmarks.reproduction.flower import find_obstacle, run_flower
-from benchmarks.reproduction.run_costs import read_costs
+from benchmarks.reproduction.run_costs import Progress, read_costs, read_progress
 from coordinator.assign.majority_network import build_network
 from coordinator.run.config_sources import ConfigSources
 from coordinator.settings.config import Config, load
@@ -48,6 +48,7 @@ class Finished(msgspec.Struct, frozen=True):
         costs.
     seconds: duration of the simulation.
     commit: of the code that ran it.
+    progress: scores and costs after each evaluation; empty in logs of earlier versions.
     """
 
     row: str
@@ -58,6 +59,7 @@ class Finished(msgspec.Struct, frozen=True):
     scores: dict[str, float]
     seconds: float
     commit: str
+    progress: list[Progress] = []
 
     def belongs_to(self, cell: Cell) -> bool:
         mine = (self.row, self.column, self.seed, self.settings, tuple(self.groups))
@@ -145,7 +147,8 @@ def run_cell(cell: Cell, place: Place, say: Say) -> Finished:
         summary | read_costs(out / f"seed{cell.seed}.json") | find_scores(cell, config, out, run)
     )
     shutil.rmtree(run)  # its weights; the results stay
-    return finish(cell, scores, start)
+    progress = read_progress(out / f"seed{cell.seed}.json")
+    return msgspec.structs.replace(finish(cell, scores, start), progress=progress)
 
 
 def finish(cell: Cell, scores: dict[str, float], start: float) -> Finished:

@@ -16,15 +16,17 @@ table of a paper. A cell of the table is one simulation per seed.
 
 The settings of a cell are those of the experiment, its column, its row and the scale; later ones
 override earlier ones. `central` adds a row: a single device that has the data of all, as the
-accuracy to compare with. `like = "nefl-table3"` takes all that a file does not state from another
-one, also within the tables `settings` and `scales`.
+accuracy to compare with. `choices` lists settings of which each cell takes those with the best
+`validation` score, and a score such as `worst within bytes` is that after equally many bytes as
+every other row (see `equal_conditions`). `like = "nefl-table3"` takes all that a file does not
+state from another one, also within the tables `settings` and `scales`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -116,6 +118,9 @@ class Experiment(Part, frozen=True, kw_only=True):
         `benchmarks.analyses.named_analyses`).
     largest_first: the first group trains the largest submodel.
     columns, rows: of the table.
+    choices: settings to choose from; each cell is simulated with each of them. Empty: no choice.
+    validation: score by which a cell's settings are chosen, such as `before`: accuracies on the
+        devices' held-out data, which are not in the test set.
     scales: by name.
     """
 
@@ -127,6 +132,8 @@ class Experiment(Part, frozen=True, kw_only=True):
     largest_first: bool = False
     columns: tuple[Column, ...] = (Column(),)
     rows: tuple[Row, ...]
+    choices: tuple[Part, ...] = ()
+    validation: str = ""
     scales: dict[str, Scale]
 
     def find_scale(self, name: str, settings: Sequence[tuple[str, Any]] = ()) -> Scale:
@@ -139,12 +146,13 @@ class Experiment(Part, frozen=True, kw_only=True):
     def list_cells(self, chosen: Scale, seeds: Sequence[int] = ()) -> list[Cell]:
         """Return the simulations of a scale, row by row. seeds: instead of the scale's own."""
         return [
-            Cell(self, row, column, chosen, seed)
+            Cell(self, row, column, chosen, seed, choice)
             for row in (*self.rows, *([CENTRAL] if chosen.central else []))
             for column in self.columns
             if row is CENTRAL or not chosen.rows or row.name in chosen.rows
             if row is not CENTRAL or not column.baseline
             if not chosen.columns or column.name in chosen.columns
+            for choice in self.choices or (Part(),)
             for seed in seeds or chosen.seeds
         ]
 
@@ -163,11 +171,19 @@ class Cell:
     column: Column
     scale: Scale
     seed: int
+    choice: Part = field(default_factory=Part)
 
     @property
     def parts(self) -> tuple[Part, ...]:
         central = self.scale.central if self.row is CENTRAL else None
-        return self.experiment, self.column, self.row, self.scale, *([central] if central else [])
+        return (
+            self.experiment,
+            self.column,
+            self.row,
+            self.scale,
+            *([central] if central else []),
+            self.choice,
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -182,7 +198,9 @@ class Cell:
 
     @property
     def title(self) -> str:
-        return ", ".join(filter(None, (self.row.name, self.column.name, f"seed {self.seed}")))
+        chosen = " ".join(f"{key}={value}" for key, value in flatten(self.choice.settings))
+        parts = (self.row.name, self.column.name, chosen, f"seed {self.seed}")
+        return ", ".join(filter(None, parts))
 
     @property
     def run(self) -> str:
@@ -235,6 +253,8 @@ def check_names(experiment: Experiment, where: str) -> None:
     for names in (rows, columns):
         if len(set(names)) < len(names):
             raise ConfigError(f"{where}: expected different names, found {', '.join(names)}")
+    if experiment.choices and not experiment.validation:
+        raise ConfigError(f"{where}: choices: expected a validation score, such as 'before'")
     baselines = [column.baseline for column in experiment.columns if column.baseline]
     for scale in experiment.scales.values():
         for given, known in ((scale.rows, rows), (scale.columns, columns), (baselines, columns)):

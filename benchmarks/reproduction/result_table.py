@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.reproduction.cells import Finished
+from benchmarks.reproduction.equal_conditions import WITHIN, choose_settings, score_within
 from benchmarks.reproduction.experiment import CENTRAL, Column, Experiment, Row
 from benchmarks.reproduction.run_costs import COSTS
 from federated.safe_terminal_table import make_table, render_table
@@ -65,6 +66,7 @@ class Entry:
 
 def collect_entries(experiment: Experiment, found: Sequence[Finished]) -> list[Entry]:
     """Return the numbers of a table row by row, without rows and columns that have no result."""
+    found = choose_settings(experiment, found)
     known = (*experiment.rows, CENTRAL)
     rows = [row for row in known if any(one.row == row.name for one in found)]
     columns = [c for c in experiment.columns if any(one.column == c.name for one in found)]
@@ -95,11 +97,13 @@ def make_entry(
 
 def select_values(found: Sequence[Finished], row: str, column: str, score: str) -> dict[int, float]:
     """Return a score of each seed; accuracies in percent."""
-    return {
-        one.seed: one.scores[score] * (100 if find_kind(score) == "fraction" else 1)
+    factor = 100 if find_kind(score) == "fraction" else 1
+    values = {
+        one.seed: score_within(found, one, score) if WITHIN in score else one.scores.get(score)
         for one in found
-        if (one.row, one.column) == (row, column) and score in one.scores
+        if (one.row, one.column) == (row, column)
     }
+    return {seed: value * factor for seed, value in values.items() if value is not None}
 
 
 def find_kind(score: str) -> Literal["fraction", "raw", "other"]:

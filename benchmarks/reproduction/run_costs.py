@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["COSTS", "read_costs"]
+__all__ = ["COSTS", "Progress", "read_costs", "read_progress"]
+
+VIEW = "central"  # of the scores on the coordinator's test data
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a run had come after a round with scores.
+
+    macs, bytes: multiply-adds and bytes of all rounds so far.
+    scores: `global`, `worst` and `mean` accuracy of the submodels.
+    """
+
+    macs: float
+    bytes: float
+    scores: dict[str, float]
+
 
 # title -> score
 COSTS = {
@@ -40,6 +57,35 @@ def read_costs(path: Path) -> dict[str, float]:
         costs |= {"tmac": effort["tmac"], "target_rounds": reached}
         costs |= sum_rounds([one for one in history if one["round"] <= reached], "target_")
     return costs
+
+
+def read_progress(path: Path) -> list[Progress]:
+    """Return the progress of a run after each round in which its submodels were scored. Each round
+    counts as the same number of multiply-adds.
+
+    path: results of its seed; its scores are in the CSV file beside it.
+    """
+    found = msgspec.json.decode(path.read_bytes())
+    history, effort = found["rounds"], found["effort"]
+    accuracies: dict[int, dict[str, float]] = {}
+    with path.with_suffix(".csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            if line["view"] == VIEW and line["accuracy"]:
+                known = accuracies.setdefault(int(line["round"]), {})
+                known[line["submodel"]] = float(line["accuracy"])
+    largest = found["submodels"][-1]["name"] if found["submodels"] else ""
+    return [
+        Progress(
+            effort["total"] / len(history) * number if effort else 0.0,
+            sum_rounds([one for one in history if one["round"] <= number], "")["bytes"],
+            {
+                "worst": min(known.values()),
+                "mean": statistics.fmean(known.values()),
+                **({"global": known[largest]} if largest in known else {}),
+            },
+        )
+        for number, known in sorted(accuracies.items())
+    ]
 
 
 def sum_rounds(history: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -19,6 +20,7 @@ from benchmarks.reproduction.cells import (
     read_scores,
 )
 from benchmarks.reproduction.command import command
+from benchmarks.reproduction.equal_conditions import WITHIN
 from benchmarks.reproduction.experiment import find_experiment, list_experiments
 from benchmarks.reproduction.result_table import (
     collect_entries,
@@ -26,7 +28,7 @@ from benchmarks.reproduction.result_table import (
     format_latex,
     format_text,
 )
-from benchmarks.reproduction.run_costs import read_costs
+from benchmarks.reproduction.run_costs import Progress, read_costs, read_progress
 from coordinator.settings.config import load
 from coordinator.simulate.malicious_devices import name_malicious
 from federated.errors import ConfigError, Unknown
@@ -161,6 +163,75 @@ def test_central_training_is_a_row_with_settings_of_its_own(table: Path) -> None
     assert format_text(made, collect_entries(made, found)).splitlines()[-1] == (
         "y: 90% of central training (worst)"
     )
+
+
+CHOICES = """
+validation = "before"
+choices = [{settings.train.lr = 0.1}, {settings.train.lr = 0.2}]
+[scales.full]
+"""
+
+
+def test_each_cell_takes_the_settings_with_the_best_validation_score(table: Path) -> None:
+    table.write_text(TABLE.replace("[scales.full]", CHOICES))
+    made = find_experiment("table")
+    cells = [c for c in made.list_cells(made.find_scale("full")) if c.column.name == "x"]
+    assert [(c.row.name, c.settings["train.lr"]) for c in cells] == [
+        *(("first", 0.1), ("first", 0.2), ("second", 0.1), ("second", 0.2))
+    ]
+    assert "train.lr=0.2" in cells[1].title
+    found = [
+        Finished(c.row.name, "x", 0, c.settings, [], {"before": b, "worst": w}, 1.0, "abc")
+        for c, b, w in zip(cells, (0.3, 0.4, 0.9, 0.2), (0.8, 0.5, 0.6, 0.7), strict=True)
+    ]
+    worst = {e.row: e.mean for e in collect_entries(made, found) if e.score == "worst"}
+    assert worst == pytest.approx({"first": 50, "second": 60})
+    table.write_text(TABLE.replace("[scales.full]", CHOICES.replace('"before"', '""')))
+    with pytest.raises(ConfigError, match="validation score"):
+        find_experiment("table")
+
+
+def test_rows_are_compared_after_equal_costs(table: Path) -> None:
+    """The second row sends 30 bytes in all: the first one had sent as much after two rounds."""
+    table.write_text(TABLE.replace('loss = "loss"', 'equal = "worst within bytes"'))
+    made = find_experiment("table")
+    runs = [
+        ("first", [(20, 0.2), (30, 0.4), (40, 0.9)]),
+        ("second", [(15, 0.3), (30, 0.5)]),
+        ("central training", [(1, 1.0)]),
+    ]
+    found = [
+        msgspec.structs.replace(
+            finished(row, "y", 0, worst=0.9),
+            progress=[Progress(0.0, sent, {"worst": score}) for sent, score in steps],
+        )
+        for row, steps in runs
+    ]
+    equal = {e.row: e.mean for e in collect_entries(made, found) if e.score == "equal"}
+    assert equal == pytest.approx({"first": 40, "second": 50, "central training": 100})
+
+
+def test_progress_is_read_from_the_results_of_a_seed(tmp_path: Path) -> None:
+    """Rounds of 3 and 5 bytes; both submodels were scored after the second."""
+    (tmp_path / "seed0.json").write_text(
+        json.dumps(
+            {
+                "effort": {"total": 8},
+                "rounds": [
+                    {"round": 1, "seconds": 1, "bytes_up": 1, "bytes_down": 2},
+                    {"round": 2, "seconds": 1, "bytes_up": 3, "bytes_down": 2},
+                ],
+                "submodels": [{"name": "small"}, {"name": "large"}],
+            }
+        )
+    )
+    (tmp_path / "seed0.csv").write_text(
+        "round,submodel,view,agent,accuracy\n1,small,after,d0,0.1\n2,small,central,,0.4\n"
+        "2,large,central,,0.6\n"
+    )
+    [step] = read_progress(tmp_path / "seed0.json")
+    assert (step.macs, step.bytes) == (8, 8)
+    assert step.scores == pytest.approx({"worst": 0.4, "mean": 0.5, "global": 0.6})
 
 
 def test_costs_are_counted_in_all_and_until_the_target(tmp_path: Path) -> None:
@@ -333,7 +404,8 @@ def test_the_last_row_of_every_table_runs(name: str, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = read_log(tmp_path / "log.jsonl")
     assert found
-    assert all({*made.scores.values()} <= one.scores.keys() for one in found)
+    measured = {score for score in made.scores.values() if WITHIN not in score}
+    assert all(measured <= one.scores.keys() and one.progress for one in found)
 
 
 def test_invalid_settings_are_reported_once_and_those_of_the_rows_method_are_valid(
