@@ -30,6 +30,8 @@ CAPABILITIES: Mapping[str, str] = {
 }
 """Capabilities that a recipe describes as data. A hook is code, named `hook:METHOD`."""
 
+HOOK = "code that runs on devices"
+
 GRAPHS = "graphs"
 """Capability of a trainer that has no code of networks: it trains with the graphs that a task names
 (`Task.graphs`).
@@ -63,6 +65,4 @@ def list_required_capabilities(recipe: Recipe) -> frozenset[str]:
 def describe_missing(required: Iterable[str], supported: Iterable[str]) -> str:
     """Return in words the required capabilities that are not supported; empty if all are."""
     lacking = sorted(set(required) - set(supported))
-    return ", ".join(
-        f"{name} ({CAPABILITIES[name]})" if name in CAPABILITIES else name for name in lacking
-    )
+    return ", ".join(f"{name} ({CAPABILITIES.get(name, HOOK)})" for name in lacking)

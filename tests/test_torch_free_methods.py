@@ -28,7 +28,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 WIDTHS = {"method.widths": [0.5, 1.0]}
 DEPTHS = {"method.widths": [1.0], "method.depths": [1, 2]}
+EXITS = {"model.name": "resnet-small"}
 METHODS: dict[str, dict[str, Any]] = {
+    "depthfl": EXITS,
     "fedavg": DEPTHS,
     "fedfa": DEPTHS,
     "fednova": DEPTHS,
@@ -40,6 +42,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "inco-scaffold": {"method.depths": [1, 2]},
     "nefl-wd": {"method.widths": [1.0], "method.depths": [1, 2]},
     "scaffold": DEPTHS,
+    "scalefl": EXITS,
 }
 SETTINGS: dict[str, Any] = {
     "model.name": "mlp",
@@ -62,14 +65,14 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("graphs")
 
 
-def order_smallest(settings: dict[str, Any]) -> GraphOrder:
-    """Return the order for the smallest submodel of a run."""
+def order_smallest(settings: dict[str, Any]) -> tuple[GraphOrder, str]:
+    """Return the order for the smallest submodel of a run, and the name of the largest."""
     config = make_config(settings)
     method = find_method(config.method_name)
     network = build_network(config, [loading.load_central("digits").card()])
     menu = propose_menu(method, network, config.settings)
     state = method.start(make_weights(config, network, method), menu, config.settings)
-    return make_order(menu[0], method.recipe(state, menu[0]))
+    return make_order(menu[0], method.recipe(state, menu[0])), menu[-1].name
 
 
 def read_tensors(runs: Path, name: str) -> dict[str, torch.Tensor]:
@@ -98,7 +101,7 @@ def test_a_device_without_pytorch_replaces_one_with_it(
     by no more than what two of PyTorch alone learn if one adds up its examples in another order.
     """
     given = {**SETTINGS, **METHODS[name], "method.name": name}
-    order = order_smallest(given)
+    order, largest = order_smallest(given)
     if not (shelf / order.name).exists():
         (shelf / order.name).mkdir()
         export_graphs(order, shelf / order.name)
@@ -116,7 +119,7 @@ def test_a_device_without_pytorch_replaces_one_with_it(
             shutil.copytree(shelf / order.name, graphs)
 
         members = [Member("a0", own, trainer=trainer), Member("a1", digits(1, 2))]
-        pins = {"assign.submodels": {"a0": order.submodel.name, "a1": "w1-d2"}}
+        pins = {"assign.submodels": {"a0": order.submodel.name, "a1": largest}}
         done = federate(tmp_path / folder, members, given | pins, watch=watch)
         profile = done.fleet.agents["a0"].profile
         assert profile is not None

@@ -13,13 +13,14 @@ from federated.data.dataset import explain_misfit
 from federated.methods.catalogue import METHODS
 from federated.safe_text import make_safe
 from federated.task import Profile
-from federated.trainer_capabilities import GRAPHS, describe_missing
+from federated.trainer_capabilities import GRAPHS, describe_missing, name_hook
 from federated.wire.codecs.catalogue import CODECS
 from models.submodel import Network
 
 __all__ = ["Eligibility", "explain_lacking_capabilities"]
 
 OWN_AGENT = "With edge-agent"
+HOOKS = "Training graphs cannot replace this hook. "
 OTHER_CLIENT = "Another client must support it, and list it in its profile"
 
 
@@ -69,6 +70,7 @@ def explain_lacking_capabilities(profile: Profile, needed: Collection[str], meth
     """
     if not (absent := describe_missing(needed, profile.capabilities)):
         return ""
+    by_graphs = GRAPHS in profile.capabilities and name_hook("") in absent
     remedies = []
     if not profile.runtime.startswith("torch "):
         remedies.append("install its extra 'train', and join with --trainer pytorch")
@@ -78,7 +80,7 @@ def explain_lacking_capabilities(profile: Profile, needed: Collection[str], meth
         remedies.append(f"install the package that adds the method '{method}'")
     return (
         f"this run requires {absent}, which this device's profile does not list under "
-        f"capabilities (trainer: {profile.runtime}). {OWN_AGENT}: "
+        f"capabilities (trainer: {profile.runtime}). {HOOKS if by_graphs else ''}{OWN_AGENT}: "
         f"{' and '.join(remedies) or 'install the version of the coordinator'}. {OTHER_CLIENT}"
     )
 

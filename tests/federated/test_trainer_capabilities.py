@@ -46,7 +46,8 @@ def test_every_optimiser_but_sgd_is_a_capability_and_pytorch_has_them_all() -> N
 
 def test_missing_capabilities_are_explained() -> None:
     said = describe_missing({"clip", "hook:moon", "pull"}, {"pull"})
-    assert said == f"clip ({CAPABILITIES['clip']}), hook:moon"
+    hook = "hook:moon (code that runs on devices)"
+    assert said == f"clip ({CAPABILITIES['clip']}), {hook}"
     assert describe_missing({"pull"}, CAPABILITIES) == ""
 
 

@@ -31,6 +31,9 @@ def test_a_device_learns_what_its_trainer_lacks_and_how_to_join() -> None:
     assert "--trainer pytorch" in why
     assert "clip" not in why
     assert "method" not in why
+    assert "graphs" not in why
+    with_graphs = explain_lacking_capabilities(profile("graphs"), {"hook:moon"}, "moon")
+    assert "Training graphs cannot replace this hook" in with_graphs
 
 
 def test_a_client_of_another_project_learns_what_to_support() -> None:
