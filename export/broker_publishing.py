@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from http.client import HTTPException
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from export import release_reader
-from federated.errors import ExportError, LinkError, WireError
+from federated.errors import EspalierError, ExportError, LinkError, WireError
+from federated.http_transfers.http_client import HttpAccess
+from federated.http_transfers.http_download import HttpDownload
 from federated.wire import envelope, messages, retained_blobs, topics
 from federated.wire.chunks import split
 from federated.wire.link import Delivery, Link
@@ -106,11 +110,17 @@ def read_published(link: Link, run: str, clock: Callable[[], float]) -> Publishe
 
 
 def publish(
-    link: Link, run: str, folder: Path, present: Mapping[tuple[str, str], messages.Manifest]
+    link: Link,
+    run: str,
+    folder: Path,
+    present: Mapping[tuple[str, str], messages.Manifest],
+    served_at: str = "",
 ) -> dict[tuple[str, str], messages.Manifest]:
     """Publish the files of a release except those already published (`present`), and return the
     manifests of the new ones.
 
+    served_at: address of a folder in which a web server has the files already, so that only their
+        manifests are published, with these addresses. They are downloaded to check them.
     ExportError: a file does not match the manifest. Also raises LinkError.
     """
     version, sent = release_reader.read_version(folder), {}
@@ -119,7 +129,8 @@ def publish(
         release_reader.describe_file(folder / release_reader.MANIFEST),
     ):
         known = present.get((version, file.name))
-        if known is not None and known.sha256 == file.sha256:
+        url = f"{served_at.rstrip('/')}/{file.name}" if served_at else ""
+        if known is not None and known.sha256 == file.sha256 and url in ("", known.url):
             continue
         data = memoryview((folder / file.name).read_bytes())
         manifest = split(data, link.max_chunk, f"release-{file.sha256[:16]}")
@@ -127,9 +138,33 @@ def publish(
             raise ExportError(
                 f"{folder / file.name}: expected sha256 {file.sha256}, found {manifest.sha256}"
             )
-        retained_blobs.publish(link, topics.release(run, version, file.name), manifest, data)
+        base = topics.release(run, version, file.name)
+        if url:
+            check_served(url, file)
+            manifest = replace(manifest, url=url)
+            if known is not None:
+                retained_blobs.withdraw(link, base, known)  # its chunks
+        retained_blobs.publish(link, base, manifest, data)
         sent[version, file.name] = manifest
     return sent
+
+
+def check_served(url: str, file: release_reader.File) -> None:
+    """Download a file of a release to check it. Raises ExportError."""
+    with TemporaryDirectory(prefix="espalier-") as folder:
+        try:
+            download = HttpDownload(
+                HttpAccess(), url, Path(folder) / file.name, file.sha256, file.size
+            )
+            try:
+                download.transfer_once()
+            finally:
+                download.stop()
+        except (EspalierError, OSError, HTTPException) as error:
+            raise ExportError(
+                f"--files-at: {url} does not serve the file of this release: "
+                f"{str(error) or type(error).__name__}; upload the bundle's files there first"
+            ) from error
 
 
 def announce(link: Link, card: Release) -> None:

@@ -30,6 +30,12 @@ __all__ = ["release"]
     help="folder of `coordinator export` to release  [default: export the last round now]",
 )
 @click.option(
+    "--files-at",
+    metavar="URL",
+    help="folder on a web server or CDN that has the files of --bundle: agents download them there "
+    "instead of from the broker",
+)
+@click.option(
     "--canary",
     "share",
     metavar="10%|N|NAME,NAME",

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -41,6 +42,7 @@ from federated.errors import ExportError, StoreError, UsageError
 from federated.runtime.console import Say, show_progress
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
+from federated.wire.messages import Manifest
 
 __all__ = ["ReleaseRequest", "Rollout", "release_run"]
 
@@ -63,6 +65,7 @@ class ReleaseRequest:
     wait: seconds to wait for reports; None for the default.
     force: whether to release or promote despite reasons against it.
     inputs: file of raw examples to export with.
+    files_at: address at which a web server has the files of `bundle`; None: the broker has them.
     by: who asks; None: the user of this process.
     """
 
@@ -76,6 +79,7 @@ class ReleaseRequest:
     wait: float | None = None
     force: bool = False
     inputs: Path | None = None
+    files_at: str | None = None
     by: Actor | None = None
 
 
@@ -174,7 +178,7 @@ class Rollout:
                 new = old
             else:
                 new = self._add_version(old, name, request)
-            self._write(new)
+            self._write(new, {name: request.files_at or ""})
 
     def _add_version(self, old: History, name: str, request: ReleaseRequest) -> History:
         version = describe_version(self._archive.check(name), self.run, self._trained)
@@ -315,21 +319,21 @@ class Rollout:
         )
         self._say(f"  {entry.label}: {entry.parameters:,} parameters, {kinds}")
 
-    def _write(self, history: History) -> None:
+    def _write(self, history: History, served_at: Mapping[str, str] = MappingProxyType({})) -> None:
         """Bring the broker to the state of a history: publish its files, then the card, and
         withdraw the versions that are no longer needed.
 
+        served_at: version -> address of its files, see `publish`.
         The history is written between files and card: after an interruption before that, the same
         command can be repeated.
         """
         if not history.items:
             return
         wanted, there = releases.list_kept(history), self.seen.manifests
-        sent = {
-            key: one
-            for name in wanted
-            for key, one in publish(self._link, self.run, self._archive.check(name), there).items()
-        }
+        sent = dict[tuple[str, str], Manifest]()
+        for name in wanted:
+            folder = self._archive.check(name)
+            sent |= publish(self._link, self.run, folder, there, served_at.get(name, ""))
         self._archive.write(history)
         self._archive.prune(history)
         card, self.seen.card = releases.build_card(history), None  # until the broker shows it
@@ -386,6 +390,11 @@ def _check_flags(request: ReleaseRequest) -> None:
         raise UsageError(
             "--bundle and --inputs cannot be combined: a bundle is already exported, and --inputs "
             "is for the export of the run's last round"
+        )
+    if request.files_at is not None and request.bundle is None:
+        raise UsageError(
+            "--files-at needs --bundle: export the release (coordinator export), upload its files, "
+            "then release them"
         )
     if request.broker is None and not request.status:
         raise UsageError(

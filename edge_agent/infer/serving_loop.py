@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
+from edge_agent.access.http_access import describe_http_access
 from edge_agent.infer.engine import Counts, Engine
 from edge_agent.infer.graph_choice import Choice
 from edge_agent.infer.infer_options import InferRequest
@@ -235,7 +236,12 @@ def _follow_over_link(service: _Service, link: Link) -> None:
             questions.hear(delivery)
 
     wanted = Subscription(
-        request.run, request.name, request.submodel, request.store, service.session
+        request.run,
+        request.name,
+        request.submodel,
+        request.store,
+        service.session,
+        describe_http_access(request.broker),
     )
     follower = Follower(link, wanted, other=other)
     reported, at = service.report(), time.monotonic()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from edge_agent.access.http_access import describe_http_access
 from edge_agent.device import state_folder
 from edge_agent.device.background_reading import BackgroundReading
 from edge_agent.device.measurement_drift import Watch
@@ -38,16 +39,14 @@ from federated.errors import (
     WireError,
     describe_os_error,
 )
-from federated.http_transfers.http_client import HttpAccess
 from federated.runtime.clock_jumps import JumpDetector
 from federated.runtime.console import Say, show_progress
 from federated.runtime.service_manager import ServiceManager
 from federated.runtime.unit_formatting import format_count
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
-from federated.wire.link import Link, get_scheme
+from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
-from federated.wire.mqtt_address import PORTS, parse_mqtt_address
 
 __all__ = ["JoinRequest", "find_run", "join", "say_nothing", "take_part"]
 
@@ -201,16 +200,6 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
             remeasure(participant, worker, watch, say)
 
         return take_part(participant, stop, say, after_turn), worker.job.trainer
-
-
-def describe_http_access(broker: str) -> HttpAccess:
-    """Return how this device reaches servers: with TLS if it reaches the broker with TLS, and
-    trusting the same authority.
-    """
-    if get_scheme(broker) not in PORTS:
-        return HttpAccess()  # a link of another package
-    address = parse_mqtt_address(broker)
-    return HttpAccess(address.ca, address.tls)
 
 
 def _open_link(request: JoinRequest, run: messages.Run, session: str) -> Link:

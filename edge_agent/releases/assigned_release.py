@@ -9,9 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_agent.releases.release_download import ReleaseDownload, locate_version
+from edge_agent.releases.release_download import (
+    ReleaseDownload,
+    ReleaseIdentity,
+    locate_version,
+)
 from export.broker_publishing import SETTLE
 from federated.errors import EspalierError, FleetError, WireError
+from federated.http_transfers.http_client import HttpAccess
 from federated.wire import envelope, topics
 from federated.wire.link import Delivery, Link
 from federated.wire.release_messages import Release, Version
@@ -32,6 +37,7 @@ class Subscription:
     submodel: None for the submodel that the release assigns to the agent
     store: versions are stored in store/RUN/VERSION
     session: identifies the agent's process in its reports
+    http: how the agent reaches servers
     """
 
     run: str | None
@@ -39,6 +45,7 @@ class Subscription:
     submodel: str | None
     store: Path
     session: str = field(default_factory=lambda: f"s{os.getpid()}")
+    http: HttpAccess = HttpAccess()  # noqa: RUF009  # frozen
 
 
 @dataclass(frozen=True)
@@ -206,7 +213,8 @@ class ReleaseWatch:
         self._stop()
         version, submodel = self.target.version, self.target.submodel
         folder = locate_version(self._wanted.store, self.run, version.name)
-        self._download = ReleaseDownload(self._link, self.run, version, submodel, folder, now)
+        identity = ReleaseIdentity(self.run, version, submodel)
+        self._download = ReleaseDownload(self._link, identity, folder, now, self._wanted.http)
 
     def _stop(self) -> None:
         self._again = float("inf")

@@ -9,18 +9,20 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from export import release_reader
 from export.release_reader import File
 from federated.errors import ExportError, StoreError, WireError, explain_os_errors
+from federated.http_transfers.http_client import HttpAccess
 from federated.runtime.atomic_files import sha256
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 from federated.wire.release_messages import Version
 from federated.wire.retained_blobs import Download, RetainedBlob
 
-__all__ = ["ReleaseDownload", "locate_version", "strip_folder"]
+__all__ = ["ReleaseDownload", "ReleaseIdentity", "locate_version", "strip_folder"]
 
 log = logging.getLogger(__name__)
 
@@ -44,22 +46,43 @@ def strip_folder(directory: Path, reason: str) -> str:
     return reason.replace(f"{directory}{os.sep}", "")
 
 
+@dataclass(frozen=True)
+class ReleaseIdentity:
+    """What to download.
+
+    run: run of the release
+    version: as its card describes it
+    submodel: whose files to download
+    """
+
+    run: str
+    version: Version
+    submodel: str
+
+
 class ReleaseDownload:
     """Download one version into `folder`; files already there with the right digest are not
     downloaded again. `whole`: all files are complete.
     """
 
     def __init__(
-        self, link: Link, run: str, version: Version, submodel: str, folder: Path, now: float
+        self,
+        link: Link,
+        wanted: ReleaseIdentity,
+        folder: Path,
+        now: float,
+        http: HttpAccess = HttpAccess(),  # noqa: B008  # frozen
     ) -> None:
         """Start the download.
 
         now: seconds of some clock
+        http: how this device reaches servers
         ExportError: the card is invalid. StoreError: the folder cannot be written.
         """
-        self.version, self.submodel, self.folder, self.whole = version, submodel, folder, False
-        self._link, self._run = link, run
-        self._missing = [File(release_reader.MANIFEST, version.size, version.sha256)]
+        self.version, self.submodel = wanted.version, wanted.submodel
+        self.folder, self.whole = folder, False
+        self._link, self._run, self._http = link, wanted.run, http
+        self._missing = [File(release_reader.MANIFEST, self.version.size, self.version.sha256)]
         self._download: Download | None = None
         with explain_os_errors(StoreError, str(folder)):
             folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +132,7 @@ class ReleaseDownload:
             yield
         except WireError as error:
             # `error` itself would keep the file's memory alive.
-            log.warning("ignored a chunk of %s: %s", topic, str(error))
+            log.warning("ignored what came of %s: %s", topic, str(error))
             if self._download is not None and self._download.digest_failures >= TRIES:
                 raise ExportError(
                     f"{self._missing[0].name} of version {self.version.name}: {error}"
@@ -141,7 +164,7 @@ class ReleaseDownload:
             )
         base = topics.release(self._run, self.version.name, file.name)
         blob = RetainedBlob(base, file.sha256, file.size)
-        self._download = Download(self._link, blob, self.folder / file.name, now)
+        self._download = Download(self._link, blob, self.folder / file.name, now, http=self._http)
 
     def _is_complete(self, file: File) -> bool:
         path = self.folder / file.name

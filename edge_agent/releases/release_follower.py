@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from edge_agent.access.http_access import describe_http_access
 from edge_agent.releases.assigned_release import Arrival, NotReleased, ReleaseWatch, Subscription
 from edge_agent.releases.release_download import locate_version, strip_folder
 from federated.errors import ExportError, FleetError, StoreError
@@ -173,45 +174,41 @@ def fetch_from(
         show_progress("downloading the release"),
         closing(open_link(broker, f"infer-{secrets.token_hex(6)}")) as link,
     ):
-        return fetch(link, run, wanted, directory, timeout)
+        access = describe_http_access(broker)
+        return fetch(link, Subscription(run, wanted, None, directory, http=access), timeout)
 
 
 def fetch(
     link: Link,
-    run: str | None,
-    wanted: str,
-    directory: Path,
+    wanted: Subscription,
     timeout: float,
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Path, str]:
     """Download the release for an agent or of a submodel. Return its folder,
-    `directory`/RUN/VERSION, and the submodel.
+    `store`/RUN/VERSION, and the submodel.
 
     The folder holds the manifest, the check and the files of that submodel. Files already there
     with the right digest are not downloaded again.
 
-    run: None if the broker has releases of only one run
-    wanted: name of the agent or the submodel
+    wanted: what to download; its name is that of the agent or the submodel
     timeout: seconds in all
     FleetError: there is no such release, there are several runs to choose from, or the download
         timed out. ExportError: a file does not match its card. StoreError: the folder cannot be
         written.
     """
-    of = f" of run '{run}'" if run else ""
-    with closing(
-        ReleaseWatch(link, Subscription(run, wanted, None, directory), clock=clock)
-    ) as watch:
+    of, name = f" of run '{wanted.run}'" if wanted.run else "", wanted.name
+    with closing(ReleaseWatch(link, wanted, clock=clock)) as watch:
         try:
             arrival = watch.turn(timeout)
         except NotReleased as error:
             listing = _list_releases(watch.cards)
             if error.withdrawn:
                 raise FleetError(
-                    f"run '{watch.run}' withdrew its release for '{wanted}'; {listing}"
+                    f"run '{watch.run}' withdrew its release for '{name}'; {listing}"
                 ) from None
             raise FleetError(
-                f"nothing was released for '{wanted}'{of}: no agent or submodel has that name; "
+                f"nothing was released for '{name}'{of}: no agent or submodel has that name; "
                 f"{listing} (--submodel)"
             ) from None
     if arrival is not None:

@@ -128,6 +128,13 @@ class HttpTransfer:
         """Begin the transfer."""
         self._thread.start()
 
+    def transfer_once(self) -> None:
+        """Transfer in this thread, without another attempt after an error. Raises OSError,
+        HTTPException, EspalierError.
+        """
+        self._attempt()
+        self.complete = True
+
     @property
     def running(self) -> bool:
         return self._thread.is_alive() and not self._stopped.is_set()
@@ -165,8 +172,7 @@ class HttpTransfer:
         while not self._stopped.is_set():
             before = self.moved
             try:
-                self._attempt()
-                self.complete = True
+                self.transfer_once()
                 return
             except EspalierError as error:
                 self.failure = error

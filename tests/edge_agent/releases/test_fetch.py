@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.broker import local_broker as brokers
+from edge_agent.releases.assigned_release import Subscription
 from edge_agent.releases.release_download import locate_version
 from edge_agent.releases.release_follower import fetch, fetch_from
 from export import release_reader
@@ -32,8 +33,10 @@ PADDED = 40  # KiB: several chunks
 HERE = {"manifest.json", "check.tensors", "w1-d1.onnx", "w1-d1.tensors"}
 
 
-def fetch_folder(*given: Any, **named: Any) -> Path:
-    return fetch(*given, **named)[0]
+def fetch_folder(
+    link: Link, run: str | None, name: str, store: Path, timeout: float, **named: Any
+) -> Path:
+    return fetch(link, Subscription(run, name, None, store), timeout, **named)[0]
 
 
 @pytest.fixture
