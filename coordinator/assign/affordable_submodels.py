@@ -120,7 +120,11 @@ def make_offers(
                 memory <= share * profile.memory,
             )
         )
-    return [replace(offer, barred=find_barrier(offer, made, known)) for offer in made]
+    barriers = [find_barrier(offer, made, known) for offer in made]
+    return [
+        replace(offer, barred=barrier) if barrier else offer
+        for offer, barrier in zip(made, barriers, strict=True)
+    ]
 
 
 def find_timings(profile: Profile, standing: Standing) -> tuple[Timing, ...]:

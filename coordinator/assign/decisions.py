@@ -94,6 +94,8 @@ def decide(
     def predict(c: Candidate, codec: str, standing: Standing) -> tuple[Offer, ...]:
         encode = find_codec(codec)
         offers = make_offers(c.profile, menu, recipe, settings.memory, encode, standing)
+        if not c.missing:
+            return tuple(offers)
         return tuple(replace(o, missing=c.missing.get(o.submodel.name, "")) for o in offers)
 
     made = [predict(c, wire.codec, c.standing) for c in candidates]

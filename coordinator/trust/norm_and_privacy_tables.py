@@ -7,7 +7,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from coordinator.database_row_digests import seal
 from federated.errors import StoreError, explain_os_errors
@@ -42,6 +43,9 @@ class ChangeNorm:
     norm: float
 
 
+NORM = attrgetter(*(field.name for field in fields(ChangeNorm)))  # `astuple` is slow
+
+
 class TrustTables:
     """Access to these tables of an open database. Methods that write raise StoreError if that
     fails.
@@ -57,7 +61,7 @@ class TrustTables:
         """Write norms, replacing those of the same update, and delete those that are too old for
         any bound.
         """
-        rows = [astuple(one) for one in norms]
+        rows = [NORM(one) for one in norms]
         if not rows:
             return
         with self._writing("the norms of updates"):

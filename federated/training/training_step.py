@@ -59,7 +59,9 @@ class TrainingStep:
         of the state's tensors.
         """
         recipe = self.session.recipe
-        trained = set(map(id, self.session.parameters)) if recipe.keep_optimiser else set()
+        if not recipe.keep_optimiser:
+            return
+        trained = set(map(id, self.session.parameters))
         for name, parameter in self.session.net.named_parameters():
             if id(parameter) in trained:
                 yield parameter, list_state_names(recipe, name)

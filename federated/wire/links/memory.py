@@ -29,6 +29,7 @@ __all__ = ["MemoryBroker", "MemoryLink", "open_memory_link"]
 
 SCHEME = "memory://"
 IN_MEMORY = 2 << 20  # bytes of data per chunk: no network limits it, and each message costs time
+ROUTES = 10_000  # topics whose links a broker remembers
 
 Tamper = Callable[[Delivery], Iterable[Delivery]]
 
@@ -48,6 +49,7 @@ class MemoryBroker:
         # subscribed links by pattern; exact topics are found in constant time
         self._exact: dict[str, dict[MemoryLink, None]] = {}
         self._wild: dict[str, dict[MemoryLink, None]] = {}
+        self._routes: dict[str, tuple[MemoryLink, ...]] = {}  # by topic, those that `_wild` finds
         self._lock = threading.RLock()
 
     def publish(self, topic: str, payload: bytes, *, retain: bool, qos: int = 1) -> None:
@@ -59,17 +61,25 @@ class MemoryBroker:
                 self.retained[topic] = payload
             elif retain:
                 self.retained.pop(topic, None)
-            subscribers = [
-                self._exact.get(topic, {}),
-                *(links for pattern, links in self._wild.items() if matches(pattern, topic)),
-            ]
-            for link in dict.fromkeys(link for links in subscribers for link in links):
+            found = self._routes.get(topic)
+            if found is None:
+                found = self._find_route(topic)
+            for link in dict.fromkeys((*self._exact.get(topic, ()), *found)):
                 self._deliver(link, Delivery(topic, payload), qos)
+
+    def _find_route(self, topic: str) -> tuple[MemoryLink, ...]:
+        """Return the links with a pattern that matches a topic, and remember them."""
+        if len(self._routes) >= ROUTES:
+            self._routes.clear()
+        every = (links for pattern, links in self._wild.items() if matches(pattern, topic))
+        found = self._routes[topic] = tuple(link for links in every for link in links)
+        return found
 
     def subscribe(self, link: MemoryLink, pattern: str) -> None:
         """Subscribe a link to a pattern, and deliver the retained messages."""
         with self._lock:
             self._subscriptions(pattern).setdefault(pattern, {})[link] = None
+            self._forget_routes(pattern)
             self.repeat(link, pattern)
 
     def unsubscribe(self, link: MemoryLink, pattern: str) -> None:
@@ -78,6 +88,12 @@ class MemoryBroker:
             subscriptions.get(pattern, {}).pop(link, None)
             if not subscriptions.get(pattern, True):
                 del subscriptions[pattern]
+            self._forget_routes(pattern)
+
+    def _forget_routes(self, pattern: str) -> None:
+        """Find routes again, now that a link subscribes to this pattern or no longer does."""
+        if self._subscriptions(pattern) is self._wild:
+            self._routes.clear()
 
     def _subscriptions(self, pattern: str) -> dict[str, dict[MemoryLink, None]]:
         return self._wild if "+" in pattern or "#" in pattern else self._exact

@@ -123,3 +123,14 @@ def test_a_payload_over_the_limit_is_rejected_and_probing_finds_the_limit() -> N
     assert rate > 0
     with pytest.raises(LinkError, match="no payload"):
         link.probe("p", (200_000,))
+
+
+def test_a_route_changes_with_the_subscriptions_to_patterns() -> None:
+    broker = MemoryBroker()
+    a, b = MemoryLink(broker, "a"), MemoryLink(broker, "b")
+    a.publish("x/1", b"early")
+    b.subscribe("x/+")
+    a.publish("x/1", b"heard")
+    b.unsubscribe("x/+")
+    a.publish("x/1", b"late")
+    assert drain(b) == [("x/1", b"heard", False)]
