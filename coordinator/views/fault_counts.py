@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from coordinator.views.run_log import list_log_files, open_log, read_lines
+from coordinator.views.run_log import list_log_files, read_lines
 
 __all__ = ["describe_faults"]
 
 MAX_FAULTS = 200  # rows, the most frequent ones
-MAX_FILES = 64  # counted log files that are remembered; full ones never change
+MAX_FILES = 64  # log files whose counts are remembered
 FAULTS: Mapping[str, str] = {
     "broker lost": "the broker was lost",
     "came": "an agent restarted",
@@ -49,6 +51,23 @@ Counts = dict[tuple[str, str], Fault]
 """Kind of the event and reason without its numbers -> the faults."""
 
 
+@dataclass
+class CountedLog:
+    """A log file as far as it is counted.
+
+    read: bytes of the counted lines.
+    first: time of the first event; empty without any.
+    faults: that the lines contain.
+    """
+
+    read: int = 0
+    first: str = ""
+    faults: Counts = field(default_factory=Counts)
+
+
+_counting = threading.Lock()  # several pages may show a run
+
+
 def describe_faults(folder: Path) -> dict[str, Any]:
     """Return the faults of a run as plain values, the most frequent ones first, and the time since
     which its log is kept; empty without a log.
@@ -56,16 +75,13 @@ def describe_faults(folder: Path) -> dict[str, Any]:
     found, since = Counts(), ""
     for file in list_log_files(folder):
         try:
-            status = file.stat()
-            first, counts = count_file(file, status.st_ino, status.st_size)
-        except OSError:
-            continue  # rotated meanwhile
-        since = since or first
-        for key, one in counts.items():
-            merged = found.setdefault(key, Fault())
-            merged.reason, merged.last = one.reason, one.last
-            merged.times += one.times
-            merged.agents |= one.agents
+            stream = file.open("rb")
+        except FileNotFoundError:
+            continue  # not written yet, or rotated meanwhile
+        with stream, _counting:
+            log = count_file(stream)
+            merge_counts(found, log.faults)
+            since = since or log.first
     rows = sorted(found.items(), key=lambda row: -row[1].times)[:MAX_FAULTS]
     return {
         "since": since,
@@ -82,26 +98,42 @@ def describe_faults(folder: Path) -> dict[str, Any]:
     }
 
 
+def merge_counts(found: Counts, later: Counts) -> None:
+    for key, one in later.items():
+        merged = found.setdefault(key, Fault())
+        merged.reason, merged.last = one.reason, one.last
+        merged.times += one.times
+        merged.agents |= one.agents
+
+
+def count_file(stream: BinaryIO) -> CountedLog:
+    """Return what a log file contains. Reads only what was added since the last call."""
+    log = remember_log(os.fstat(stream.fileno()).st_ino, stream.readline())
+    stream.seek(log.read)
+    for event in read_lines(stream):
+        log.first = log.first or event["time"]
+        count_event(log.faults, event)
+    log.read = stream.tell()
+    return log
+
+
 @lru_cache(maxsize=MAX_FILES)
-def count_file(file: Path, inode: int, size: int) -> tuple[str, Counts]:
-    """Return the time of the first event of a log file, and its faults. inode, size: of the file as
-    it is now.
-    """
-    found, first = Counts(), ""
-    with open_log(file) as stream:
-        for event in read_lines(stream):
-            first = first or event["time"]
-            kind, agent = event.get("event"), event.get("agent")
-            joined = kind == "came" and not event["message"].endswith("restarted")
-            if not isinstance(kind, str) or kind not in FAULTS or joined:
-                continue
-            reason = find_reason(event["message"], agent if isinstance(agent, str) else "")
-            one = found.setdefault((kind, re.sub(r"\d+", "0", reason)), Fault())
-            one.reason, one.last = reason, event["time"]
-            one.times += 1
-            if isinstance(agent, str):
-                one.agents.add(agent)
-    return first, found
+def remember_log(inode: int, first_line: bytes) -> CountedLog:
+    """Return what is known of a log file, which keeps both when it is rotated."""
+    return CountedLog()
+
+
+def count_event(found: Counts, event: Mapping[str, Any]) -> None:
+    kind, agent = event.get("event"), event.get("agent")
+    joined = kind == "came" and not event["message"].endswith("restarted")
+    if not isinstance(kind, str) or kind not in FAULTS or joined:
+        return
+    reason = find_reason(event["message"], agent if isinstance(agent, str) else "")
+    one = found.setdefault((kind, re.sub(r"\d+", "0", reason)), Fault())
+    one.reason, one.last = reason, event["time"]
+    one.times += 1
+    if isinstance(agent, str):
+        one.agents.add(agent)
 
 
 def find_reason(message: str, agent: str) -> str:

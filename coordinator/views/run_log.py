@@ -25,7 +25,6 @@ __all__ = [
     "format_event",
     "list_log_files",
     "match_events",
-    "open_log",
     "read_events",
     "read_lines",
     "read_recent_errors",

@@ -44,12 +44,38 @@ def test_faults_are_counted_by_kind_and_reason_in_all_files_of_the_log(tmp_path:
     ]
 
 
-def test_a_log_that_grew_is_counted_again(tmp_path: Path) -> None:
-    lost = ("broker lost", "lost the connection to the broker: timed out", None)
-    for times in (1, 3):
-        write_log(tmp_path / EVENTS, *[lost] * times)
-        (row,) = describe_faults(tmp_path)["faults"]
-        assert (row["fault"], row["times"]) == ("the broker was lost", times)
+LOST = ("broker lost", "lost the connection to the broker: timed out", None)
+
+
+def count_losses(folder: Path) -> int:
+    (row,) = describe_faults(folder)["faults"]
+    assert row["fault"] == "the broker was lost"
+    return int(row["times"])
+
+
+def test_of_a_log_that_grew_only_the_new_lines_are_read(tmp_path: Path) -> None:
+    file = tmp_path / EVENTS
+    write_log(file, LOST, LOST)
+    assert count_losses(tmp_path) == 2
+    first, second = file.read_bytes().splitlines(keepends=True)
+    # a counted line that became unreadable would be missing if it were read again
+    file.write_bytes(first + b"x" * (len(second) - 1) + b"\n" + second + first[:20])
+    assert count_losses(tmp_path) == 3
+    with file.open("ab") as log:
+        log.write(first[20:])  # the end of the unfinished line
+    assert count_losses(tmp_path) == 4
+
+
+def test_a_rotated_log_keeps_its_counts_and_another_file_starts_anew(tmp_path: Path) -> None:
+    file = tmp_path / EVENTS
+    write_log(file, LOST, LOST)
+    assert count_losses(tmp_path) == 2
+    file.rename(tmp_path / f"{EVENTS}.1")
+    write_log(file, ("broker lost", "lost the connection to the broker: refused", None))
+    assert sorted(row["times"] for row in describe_faults(tmp_path)["faults"]) == [1, 2]
+    # the same file with other lines, as one that was deleted and whose number is used again
+    write_log(file, ("resumed", "resuming after round 1", None), LOST, LOST)
+    assert sorted(row["times"] for row in describe_faults(tmp_path)["faults"]) == [1, 4]
 
 
 def test_a_run_without_a_log_has_no_faults(tmp_path: Path) -> None:
