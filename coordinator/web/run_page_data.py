@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +16,22 @@ from coordinator.observe.round_records import Entry
 from coordinator.release.archive import Archive
 from coordinator.release.history import History, list_reports
 from coordinator.release.release_status import report
-from coordinator.settings.config import Config, describe_key, to_json
+from coordinator.settings.config import Config, describe_key, find_table, to_json
 from coordinator.store.run_database_reader import RunRecords, open_records
 from coordinator.store.training_counts import count_run
 from coordinator.views import agent_table, run_log, run_status
 from coordinator.views.fault_counts import describe_faults
 from coordinator.views.run_plots import list_scores
 from export.broker_publishing import PublishedReleases
+from federated.defaults import METHOD
 
 __all__ = ["PARTS", "describe_part"]
 
 MAX_TASKS = 5000  # tasks that the page shows, of the latest rounds
 MAX_OUTCOMES = 200  # outcomes that the page counts, the most frequent ones
 MAX_EVENTS = 400  # events of the log that the page shows, the latest ones
+MAX_METHODS = 32  # methods whose settings are remembered
+METHOD_TIMEOUT = 60.0  # seconds to read the settings of a method
 
 
 def describe_part(runs: Path, run: str, part: str) -> Any:
@@ -107,8 +113,8 @@ def describe_releases(runs: Path, run: str) -> dict[str, Any]:
 
 
 def describe_settings(runs: Path, run: str) -> list[dict[str, Any]]:
-    """Return each setting of the configuration, its default and its description, and the given
-    settings of the method, which have no default here.
+    """Return each setting of the configuration and of the method, with its default and its
+    description.
     """
     with closing(open_records(runs, run)) as records:
         config = run_status.read_config(records)
@@ -128,9 +134,39 @@ def list_settings(tree: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def list_method_settings(config: Config) -> Iterator[dict[str, Any]]:
-    for table in ("method", "train"):
-        for key, value in getattr(config, table).items():
-            yield {"key": f"{table}.{key}", "value": value, "default": None, "description": ""}
+    given = {
+        key: value for key, value in {**config.method, **config.train}.items() if key != "name"
+    }
+    known = read_method_settings(config.method_name)
+    yield {
+        "key": "method.name",
+        "value": config.method_name,
+        "default": METHOD,
+        "description": "Name of the method.",
+    }
+    for key in dict.fromkeys([*known, *given]):
+        default = known.get(key, {}).get("default")
+        yield {
+            "key": f"{find_table(key)}.{key}",
+            "value": given.get(key, default),
+            "default": default,
+            "description": known.get(key, {}).get("help", ""),
+        }
+
+
+@lru_cache(maxsize=MAX_METHODS)
+def read_method_settings(name: str) -> dict[str, dict[str, Any]]:
+    """Return what is known of a method's settings; empty if the method is not installed here. In
+    a process of its own, since a method loads PyTorch, and code of its author.
+    """
+    command = [sys.executable, "-m", "coordinator.cli", "methods", "--format", "json", "--", name]
+    try:
+        done = subprocess.run(  # noqa: S603  # without a shell
+            command, capture_output=True, timeout=METHOD_TIMEOUT
+        )
+        return dict(msgspec.json.decode(done.stdout)["settings"])
+    except (subprocess.TimeoutExpired, msgspec.DecodeError):
+        return {}
 
 
 def read_log(runs: Path, run: str) -> list[dict[str, Any]]:

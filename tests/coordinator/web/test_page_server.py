@@ -25,6 +25,8 @@ from coordinator.store.control_requests import read_requests
 from coordinator.store.run_folders import DATABASE
 from coordinator.store.run_store import Store
 from edge_agent.access.enrolment import sign_request
+from federated.defaults import METHOD
+from federated.methods.catalogue import find_method
 from federated.runtime.connection_limits import listen
 from federated.wire.enrolment_token import parse_token
 from federated.wire.links.catalogue import open_link
@@ -135,6 +137,12 @@ def test_a_finished_run_has_every_part(browser: Browser) -> None:
     assert settings["rounds"]["value"] == 2
     assert settings["rounds"]["default"] == 20
     assert settings["method.widths"]["value"] == [0.25]
+    assert settings["method.name"]["default"] == METHOD
+    known = find_method("fedavg").settings
+    for key, name in (("method.widths", "widths"), ("train.steps", "steps"), ("train.lr", "lr")):
+        assert settings[key]["default"] == json.loads(json.dumps(known[name].default))
+        assert settings[key]["description"] == known[name].help
+    assert settings["train.lr"]["value"] == settings["train.lr"]["default"], "it is not given"
     assert any("round 2" in event["message"] for event in made["log"])
     assert made["rounds"]["outcomes"] == [["folded", 4]]
     assert made["faults"]["faults"] == []
