@@ -1,6 +1,6 @@
 /** The page: sign-in, the address after `#`, and the view that it names. */
 import type { ComponentChildren } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { followRun, listRuns, readPart, Refusal, type RunRow, signIn, signOut, type Status } from "./api";
 import { linkTo, readQuery } from "./address";
 import { Devices } from "./devices";
@@ -137,31 +137,35 @@ function SignIn({ done, ended }: { done: () => void; ended: boolean }) {
   );
 }
 
-/** A part of a run, read again when `version` changes. */
+const RETRY = 5000; // milliseconds after a failure
+const NEVER = Symbol("never");
+
+/** A part of a run, read again when `version` changes. One request at a time: a server that needs
+ * longer than the version lasts would answer none otherwise. */
 export function usePart<T>(run: string, part: string, version: unknown): [T | null, string] {
   const [found, setFound] = useState<T | null>(null);
   const [problem, setProblem] = useState("");
-  const [failures, setFailures] = useState(0);
+  const [reading, setReading] = useState(false);
+  const seen = useRef<unknown>(NEVER);
   useEffect(() => {
-    let current = true;
-    let retry: ReturnType<typeof setTimeout> | undefined;
+    if (reading || seen.current === version) return;
+    seen.current = version;
+    setReading(true);
     readPart<T>(run, part).then(
       (value) => {
-        if (!current) return;
         setFound(value);
         setProblem("");
+        setReading(false);
       },
       (error: Refusal) => {
-        if (!current) return;
         setProblem(error.message);
-        retry = setTimeout(() => setFailures(failures + 1), 5000);
+        setTimeout(() => {
+          seen.current = NEVER;
+          setReading(false);
+        }, RETRY);
       },
     );
-    return () => {
-      current = false;
-      clearTimeout(retry);
-    };
-  }, [run, part, version, failures]);
+  }, [version, reading]);
   return [found, problem];
 }
 

@@ -7,6 +7,8 @@ export interface Series {
   points: [number, number][];
 }
 
+/** Rows that a chart shows at most; its table and CSV have all. */
+export const MOST_ROWS = 60;
 const HEIGHT = 240;
 const EDGE = { top: 12, bottom: 28, left: 62 };
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
@@ -31,7 +33,7 @@ export function useWidth() {
 
 /** A name that fits into this many pixels. */
 export function shorten(name: string, width: number): string {
-  const most = Math.floor((width - 10) / 7.2);
+  const most = Math.max(Math.floor((width - 8) / 6.6), 2);
   return name.length > most ? `${name.slice(0, most - 1)}…` : name;
 }
 
@@ -58,11 +60,14 @@ function Axes(props: {
           {tick}
         </text>
       ))}
+      <text x={0} y={HEIGHT - 8}>
+        round
+      </text>
     </g>
   );
 }
 
-/** Lines over rounds, labelled at their ends, or in a legend where there is no room. */
+/** Lines over rounds, with a legend of those that have a name. */
 export function Lines(props: {
   label: string;
   series: Series[];
@@ -90,13 +95,13 @@ export function Lines(props: {
             />
             {one.points.map(([round, value]) => (
               <circle key={round} cx={x(round)} cy={y(value)} r={one.points.length > 60 ? 0 : 3}>
-                <title>{`${one.name}, round ${round}: ${show(value)}`}</title>
+                <title>{`${one.name && `${one.name}, `}round ${round}: ${show(value)}`}</title>
               </circle>
             ))}
           </g>
         ))}
       </svg>
-      <Legend names={series.map((one) => one.name)} />
+      <Legend names={series.map((one) => one.name).filter(Boolean)} />
     </div>
   );
 }
@@ -242,22 +247,31 @@ export function Trainings(props: {
   );
 }
 
+interface Corner {
+  name: string;
+  width: number;
+  depth: number;
+  updates: number | null;
+}
+
+/** The share of the width at the right of a corner that the next narrower one leaves visible. */
+const findStrip = (one: Corner, all: Corner[]) =>
+  one.width - Math.max(0, ...all.filter((other) => other.width < one.width).map((other) => other.width));
+
 /** The network as nested corners: a rectangle per submodel, as wide as its channels and as high as
  * its blocks. */
-export function Corners(props: {
-  label: string;
-  submodels: { name: string; width: number; depth: number; updates: number | null }[];
-}) {
+export function Corners(props: { label: string; submodels: Corner[] }) {
   const { ref, width } = useWidth();
   const deepest = Math.max(...props.submodels.map((one) => one.depth), 1);
-  const size = Math.min(width - 16, 420);
+  const size = Math.min(width - 2, 640);
+  const tall = size < 420 ? 0.7 : 0.4;
   const largest = [...props.submodels].sort((a, b) => b.width * b.depth - a.width * a.depth);
   const most = Math.max(...props.submodels.map((one) => one.updates ?? 0), 1);
   return (
     <div ref={ref}>
-      <svg width={size + 2} height={size * 0.6 + 2} role="img" aria-label={props.label}>
+      <svg width={size + 2} height={size * tall + 2} role="img" aria-label={props.label}>
         {largest.map((one) => {
-          const [w, h] = [one.width * size, (one.depth / deepest) * size * 0.6];
+          const [w, h] = [one.width * size, (one.depth / deepest) * size * tall];
           return (
             <g key={one.name} class="corner">
               <rect x={1} y={1} width={w} height={h} class="ground" />
@@ -270,8 +284,11 @@ export function Corners(props: {
               >
                 <title>{`${one.name}: trained by ${one.updates ?? "an unknown number of"} updates`}</title>
               </rect>
+              <text x={w - 4} y={h - 20} text-anchor="end">
+                {shorten(one.name, findStrip(one, props.submodels) * size)}
+              </text>
               <text x={w - 4} y={h - 5} text-anchor="end">
-                {`${size > 400 && w > 250 ? `${one.name}: ` : ""}${one.updates ?? "?"}`}
+                {one.updates ?? "?"}
               </text>
             </g>
           );

@@ -1,7 +1,8 @@
 /** Each device: what it measured, which submodel it has and why, and how that changed. */
+import { useMemo } from "preact/hooks";
 import { Part } from "./app";
 import type { Agent, Member, Network, Status, Task } from "./api";
-import { Assignment } from "./charts";
+import { Assignment, MOST_ROWS } from "./charts";
 import { Figure } from "./figure";
 import { bytes, seconds } from "./format";
 import { type Command, Steering } from "./steering";
@@ -20,6 +21,7 @@ export function Devices({ status }: { status: Status }) {
                   <>
                     <Steering run={status.run} commands={listCommands(status, agents, names)} />
                     <AgentTable agents={agents} status={status} />
+                    <AssignmentTable agents={agents} pins={status.requests?.pins ?? {}} />
                   </>
                 )}
               </Part>
@@ -85,16 +87,13 @@ function describeHeat({ celsius, throttled }: Member["condition"]): string {
 }
 
 function AgentTable({ agents, status }: { agents: Agent[]; status: Status }) {
-  const pins = status.requests?.pins ?? {};
   const members = status.state === "running" ? (status.now?.members ?? []) : [];
   const now = new Map(members.map((one) => [one.agent, one]));
   const head = [
     ...["agent", "labels", "device", "power", "heat", "processors", "memory", "uplink", "examples"],
-    ...["now", "task", "late in a row", "submodel", "pinned to"],
-    ...["step: predicted", "step: measured", "round: predicted", "round: measured"],
-    ...["memory: predicted", "memory: measured"],
+    ...["now", "task", "late in a row"],
   ];
-  const rows = agents.map(({ profile, predicted, measured, ...one }) => {
+  const rows = agents.map(({ profile, ...one }) => {
     const member = now.get(one.agent);
     return [
       one.agent,
@@ -109,55 +108,71 @@ function AgentTable({ agents, status }: { agents: Agent[]; status: Status }) {
       member?.state ?? "–",
       one.state,
       one.standing.misses,
-      one.submodel || "–",
-      pins[one.agent] ?? "–",
-      seconds(predicted.step),
-      seconds(measured?.step),
-      seconds(predicted.seconds),
-      seconds(measured?.seconds),
-      predicted.memory ? bytes(predicted.memory) : "–",
-      measured?.memory ? bytes(measured.memory) : "–",
     ];
   });
   return (
-    <>
-      <Figure
-        title="Devices"
-        note={
-          "Power, heat and state as each device reports them now. A prediction is for the present " +
-          "submodel, a measurement of the last training."
-        }
-        numbers={{ head, rows }}
-      />
-      <Figure
-        title="Why each device has its submodel"
-        numbers={{
-          head: ["agent", "submodel", "reason"],
-          rows: agents.map((one) => [one.agent, one.submodel || "–", one.reason]),
-        }}
-      />
-    </>
+    <Figure
+      title="Devices"
+      note="Power, heat and state as each device reports them now."
+      empty="No device has joined yet."
+      numbers={{ head, rows }}
+      most={200}
+    />
   );
 }
 
+function AssignmentTable({ agents, pins }: { agents: Agent[]; pins: Record<string, string> }) {
+  const head = [
+    ...["agent", "submodel", "reason", "pinned to", "step: predicted", "step: measured"],
+    ...["round: predicted", "round: measured", "memory: predicted", "memory: measured"],
+  ];
+  const rows = agents.map(({ agent, submodel, reason, predicted, measured }) => [
+    agent,
+    submodel || "–",
+    reason,
+    pins[agent] ?? "–",
+    seconds(predicted.step),
+    seconds(measured?.step),
+    seconds(predicted.seconds),
+    seconds(measured?.seconds),
+    predicted.memory ? bytes(predicted.memory) : "–",
+    measured?.memory ? bytes(measured.memory) : "–",
+  ]);
+  return (
+    <Figure
+      title="Why each device has its submodel"
+      note="A prediction is for the present submodel, a measurement of the last training."
+      empty="No device has joined yet."
+      numbers={{ head, rows }}
+      most={200}
+    />
+  );
+}
+
+/** The submodel of each agent in each round, and whether its update counted. */
+function groupTasks(tasks: Task[]) {
+  const found = new Map<string, Map<number, { submodel: string; folded: boolean }>>();
+  for (const { agent, submodel, outcome, ...one } of tasks) {
+    const round = one.task || one.round;
+    const cells = found.get(agent) ?? new Map<number, { submodel: string; folded: boolean }>();
+    cells.set(round, { submodel, folded: (cells.get(round)?.folded ?? false) || outcome === "folded" });
+    found.set(agent, cells);
+  }
+  return [...found].sort(([one], [other]) => (one < other ? -1 : 1)).map(([agent, cells]) => ({ agent, cells }));
+}
+
 function History({ tasks, names }: { tasks: Task[]; names: string[] }) {
-  const agents = [...new Set(tasks.map((one) => one.agent))].sort();
-  const rows = agents.map((agent) => {
-    const cells = new Map<number, { submodel: string; folded: boolean }>();
-    for (const one of tasks) {
-      if (one.agent !== agent) continue;
-      const round = one.task || one.round;
-      const before = cells.get(round)?.folded ?? false;
-      cells.set(round, { submodel: one.submodel, folded: before || one.outcome === "folded" });
-    }
-    return { agent, cells };
-  });
+  const rows = useMemo(() => groupTasks(tasks), [tasks]);
   const rounds = [...new Set(tasks.map((one) => one.task || one.round))].sort((a, b) => a - b);
   const used = new Set(tasks.map((one) => one.submodel));
   return (
     <Figure
       title="Submodel of each device by round"
-      note="A cross marks an update that did not count."
+      note={
+        "A cross marks an update that did not count." +
+        (rows.length > MOST_ROWS ? ` The chart shows ${MOST_ROWS} of ${rows.length} devices.` : "")
+      }
+      empty="No round has finished yet."
       numbers={{
         head: ["agent", "round", "submodel", "outcome"],
         rows: tasks.map((one) => [one.agent, one.task || one.round, one.submodel, one.outcome]),
@@ -166,7 +181,7 @@ function History({ tasks, names }: { tasks: Task[]; names: string[] }) {
       <Assignment
         label="Submodel of each device by round"
         names={[...names.filter((name) => used.has(name)), ...[...used].filter((n) => !names.includes(n))]}
-        rows={rows}
+        rows={rows.slice(0, MOST_ROWS)}
         rounds={rounds}
       />
     </Figure>

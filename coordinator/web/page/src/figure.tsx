@@ -8,18 +8,29 @@ export interface Numbers {
   rows: Cell[][];
 }
 
+const SAMPLE = 50; // rows that decide what a column has
+const LONG = 30; // characters of a text that may need several lines
+const AMOUNT = /^[\d.]+ (B|kB|MB|GB|TB|µs|ms|s|min|h|°C)(\/s)?$/;
+
+/** What a column has: numbers, perhaps with units, which are aligned at their right, or long texts,
+ * which are broken into lines. */
+function findKind(rows: Cell[][], column: number): "number" | "text" | undefined {
+  const cells = rows.slice(0, SAMPLE).map((row) => row[column]);
+  const known = cells.filter((cell) => cell !== null && cell !== undefined && cell !== "–");
+  const numeric = known.every((cell) => typeof cell === "number" || AMOUNT.test(String(cell)));
+  if (known.length && numeric) return "number";
+  return known.some((cell) => String(cell).length > LONG) ? "text" : undefined;
+}
+
 export function Table({ title, head, rows }: Numbers & { title: string }) {
+  const kinds = head.map((_, column) => (column ? findKind(rows, column) : undefined));
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label={`Table: ${title}`}>
       <table>
         <thead>
           <tr>
             {head.map((title, column) => (
-              <th
-                scope="col"
-                key={title}
-                class={typeof rows[0]?.[column] === "number" && column ? "number" : undefined}
-              >
+              <th scope="col" key={title} class={kinds[column]}>
                 {title}
               </th>
             ))}
@@ -30,7 +41,7 @@ export function Table({ title, head, rows }: Numbers & { title: string }) {
             <tr key={index}>
               {row.map((cell, column) =>
                 column ? (
-                  <td key={column} class={typeof cell === "number" ? "number" : undefined}>
+                  <td key={column} class={kinds[column]}>
                     {cell ?? "–"}
                   </td>
                 ) : (
@@ -62,16 +73,18 @@ export function Figure(props: {
   file?: string;
   note?: string;
   numbers: Numbers;
+  /** Text in place of a table without rows. */
+  empty?: string;
   most?: number;
   children?: ComponentChildren;
 }) {
-  const { title, note, numbers, most = 1000, children } = props;
+  const { title, note, numbers, empty = "Nothing to show yet.", most = 1000, children } = props;
   const [open, setOpen] = useState(false);
   if (!numbers.rows.length) {
     return (
       <section class="card">
         <h2>{title}</h2>
-        <p class="quiet">Nothing to show yet.</p>
+        <p class="quiet">{empty}</p>
       </section>
     );
   }

@@ -8,7 +8,7 @@ export function bytes(count: number): string {
     value /= 1000;
     unit += 1;
   }
-  return `${unit && value < 100 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
+  return `${value.toFixed(unit ? 1 : 0)} ${units[unit]}`;
 }
 
 export function seconds(value: number | null | undefined): string {

@@ -1,11 +1,10 @@
 /** The network as nested corners, and who trained which region how often. */
+import { useMemo } from "preact/hooks";
 import { useChoice } from "./address";
 import { Part } from "./app";
 import type { Network, Status } from "./api";
-import { Corners, Trainings } from "./charts";
+import { Corners, MOST_ROWS, Trainings } from "./charts";
 import { Figure } from "./figure";
-
-const MOST = 60; // devices that the chart shows; the table has all
 
 export function NetworkView({ status }: { status: Status }) {
   const [agent, choose] = useChoice("agent");
@@ -39,17 +38,22 @@ export function NetworkView({ status }: { status: Status }) {
   );
 }
 
-/** How many updates of a device trained a region. */
-function count(network: Network, agent: string, region: string): number {
-  return network.trained
-    .filter((one) => one.agent === agent && one.regions.includes(region))
-    .reduce((sum, one) => sum + one.updates, 0);
+/** How many updates of each device trained each region. */
+function countUpdates(network: Network): Map<string, Map<string, number>> {
+  const found = new Map<string, Map<string, number>>();
+  for (const { agent, regions, updates } of network.trained) {
+    const counts = found.get(agent) ?? new Map<string, number>();
+    for (const region of regions) counts.set(region, (counts.get(region) ?? 0) + updates);
+    found.set(agent, counts);
+  }
+  return found;
 }
 
 function Regions({ network, model, agent }: { network: Network; model: string; agent: string }) {
+  const counts = useMemo(() => countUpdates(network).get(agent), [network, agent]);
   const submodels = network.submodels.map((one) => ({
     ...one,
-    updates: agent ? count(network, agent, one.name) : one.updates,
+    updates: agent ? (counts?.get(one.name) ?? 0) : one.updates,
   }));
   return (
     <Figure
@@ -78,14 +82,19 @@ function Regions({ network, model, agent }: { network: Network; model: string; a
 
 function Trainers({ network, agents }: { network: Network; agents: string[] }) {
   const names = network.submodels.map((one) => one.name);
-  const shown = agents.slice(0, MOST);
+  const counts = useMemo(() => countUpdates(network), [network]);
+  const rows = agents.slice(0, MOST_ROWS).map((agent) => ({
+    agent,
+    counts: names.map((name) => counts.get(agent)?.get(name) ?? 0),
+  }));
   return (
     <Figure
       title="Who trained which region how often"
+      empty="No update has been folded yet."
       note={
         "Updates that trained a submodel as a whole; with many methods, those of larger " +
         "submodels do so, too." +
-        (agents.length > MOST ? ` The chart shows ${MOST} of ${agents.length} devices.` : "")
+        (agents.length > MOST_ROWS ? ` The chart shows ${MOST_ROWS} of ${agents.length} devices.` : "")
       }
       numbers={{
         head: ["agent", "with submodel", "updates", "last in round", "regions"],
@@ -98,11 +107,7 @@ function Trainers({ network, agents }: { network: Network; agents: string[] }) {
         ]),
       }}
     >
-      <Trainings
-        label="Updates of each device by region"
-        names={names}
-        rows={shown.map((agent) => ({ agent, counts: names.map((name) => count(network, agent, name)) }))}
-      />
+      <Trainings label="Updates of each device by region" names={names} rows={rows} />
     </Figure>
   );
 }

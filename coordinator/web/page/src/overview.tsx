@@ -70,6 +70,7 @@ export function Overview({ status }: { status: Status }) {
       {status.state === "running" && now && (
         <Figure
           title="Agents now"
+          empty="No agent has joined yet."
           most={200}
           numbers={{
             head: ["agent", "submodel", "state", "task", "training loss", "reason"],
@@ -128,6 +129,7 @@ function Accuracy({ scores }: { scores: Score[] }) {
     <Figure
       title="Accuracy by submodel"
       note={`On ${where}.`}
+      empty="No round has been evaluated yet."
       numbers={{
         head: ["round", "submodel", "accuracy", "loss", "examples", "trained by updates"],
         rows: scores

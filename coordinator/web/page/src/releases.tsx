@@ -53,6 +53,7 @@ export function ReleasesView({ status }: { status: Status }) {
             <Reports found={found} />
             <Figure
               title="What happened"
+              empty="No release yet."
               numbers={{
                 head: ["time", "version", "what", "agents of the canary", "reasons"],
                 rows: [...found.events]
@@ -91,7 +92,7 @@ function Versions({ found }: { found: Releases }) {
     one.submodels.map((submodel) => (one.untrained.includes(submodel) ? `${submodel} (not trained)` : submodel)).join(", "),
   ]);
   rows.sort((one, other) => Number(other[1]) - Number(one[1]));
-  return <Figure title="Versions" numbers={{ head: ["version", "round", "role", "submodels"], rows }} />;
+  return <Figure title="Versions" empty="No release yet." numbers={{ head: ["version", "round", "role", "submodels"], rows }} />;
 }
 
 const milliseconds = (value: number | null) => (value === null ? "–" : `${(1000 * value).toFixed(2)} ms`);
@@ -100,6 +101,7 @@ function Reports({ found }: { found: Releases }) {
   return (
     <Figure
       title="Reports of agents"
+      empty="No agent has reported, or the reports were not collected."
       note="As last collected. Times are of one request, measured on the device."
       numbers={{
         head: [

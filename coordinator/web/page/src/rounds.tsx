@@ -5,6 +5,8 @@ import { Lines } from "./charts";
 import { Figure } from "./figure";
 import { bytes, seconds } from "./format";
 
+const NONE = "No round has finished yet.";
+
 export function RoundsView({ status }: { status: Status }) {
   return (
     <>
@@ -13,6 +15,7 @@ export function RoundsView({ status }: { status: Status }) {
           <>
             <Figure
               title="Seconds of each round"
+              empty={NONE}
               numbers={{
                 head: ["round", "seconds"],
                 rows: rounds.map((one) => [one.round, Number(one.seconds.toFixed(3))]),
@@ -20,12 +23,13 @@ export function RoundsView({ status }: { status: Status }) {
             >
               <Lines
                 label="Seconds of each round"
-                series={[{ name: "round", points: rounds.map((one) => [one.round, one.seconds]) }]}
+                series={[{ name: "", points: rounds.map((one) => [one.round, one.seconds]) }]}
                 show={(value) => (value ? seconds(value) : "0")}
               />
             </Figure>
             <Figure
               title="Bytes of each round"
+              empty={NONE}
               numbers={{
                 head: ["round", "from agents", "to agents"],
                 rows: rounds.map((one) => [one.round, one.bytes_up, one.bytes_down]),
@@ -42,6 +46,7 @@ export function RoundsView({ status }: { status: Status }) {
             </Figure>
             <Figure
               title="Outcomes of all tasks"
+              empty={NONE}
               note="Folded, or why an update did not count."
               numbers={{ head: ["outcome", "tasks"], rows: outcomes }}
             />
@@ -70,5 +75,5 @@ function Tasks({ tasks }: { tasks: Task[] }) {
     one.samples || null,
     one.loss === null ? null : Number(one.loss.toPrecision(4)),
   ]);
-  return <Figure title="Tasks of the latest rounds" numbers={{ head, rows }} most={200} />;
+  return <Figure title="Tasks of the latest rounds" empty={NONE} numbers={{ head, rows }} most={200} />;
 }

@@ -29,7 +29,7 @@ export function Runs({ runs, compared }: { runs: RunRow[]; compared: string[] })
           <table>
             <thead>
               <tr>
-                {["compare", "run", "state", "method", "model", "data", "rounds", "accuracy", "worst submodel", "last written"].map(
+                {["run", "compare", "state", "method", "model", "data", "rounds", "accuracy", "worst submodel", "last written"].map(
                   (title) => (
                     <th scope="col" key={title} class={/accuracy|worst/.test(title) ? "number" : undefined}>
                       {title}
@@ -41,6 +41,9 @@ export function Runs({ runs, compared }: { runs: RunRow[]; compared: string[] })
             <tbody>
               {[...runs].reverse().map((one) => (
                 <tr key={one.run}>
+                  <th scope="row">
+                    <a href={linkTo(one.run)}>{one.run}</a>
+                  </th>
                   <td>
                     <input
                       type="checkbox"
@@ -49,10 +52,7 @@ export function Runs({ runs, compared }: { runs: RunRow[]; compared: string[] })
                       onInput={(event) => choose(one.run, event.currentTarget.checked)}
                     />
                   </td>
-                  <th scope="row">
-                    <a href={linkTo(one.run)}>{one.run}</a>
-                  </th>
-                  <td>{one.error ? `${one.state}: ${one.error}` : one.state}</td>
+                  <td class={one.error && "text"}>{one.error ? `${one.state}: ${one.error}` : one.state}</td>
                   <td>{one.method}</td>
                   <td>{one.model}</td>
                   <td>{one.data}</td>
@@ -121,6 +121,7 @@ function Comparison({ runs }: { runs: string[] }) {
       <Figure
         title="Accuracy of each run"
         note="Of the submodel that was evaluated most often."
+        empty={found.length ? "None of these runs has been evaluated yet." : "Loading…"}
         numbers={{ head: ["run", "round", "accuracy"], rows }}
       >
         <Lines label="Accuracy of each run by round" series={series} show={ratio} most={1} />
@@ -136,5 +137,5 @@ function Differences({ runs }: { runs: Compared[] }) {
   const rows = keys
     .map((key) => [key, ...runs.map((one) => one.settings.get(key) ?? "–")])
     .filter(([, ...values]) => new Set(values).size > 1);
-  return <Figure title="Settings that differ" numbers={{ head: ["setting", ...runs.map((one) => one.run)], rows }} />;
+  return <Figure title="Settings that differ" empty="The settings of these runs are the same." numbers={{ head: ["setting", ...runs.map((one) => one.run)], rows }} />;
 }

@@ -9,15 +9,22 @@ export function Settings({ status }: { status: Status }) {
     <Part<Setting[]> run={status.run} part="settings" version={0}>
       {(settings) => {
         const differs = (one: Setting) => plain(one.value) !== plain(one.default);
-        const head = ["setting", "value", "default", "meaning"];
-        const list = (found: Setting[]) =>
-          found.map((one) => [one.key, plain(one.value), plain(one.default), one.description]);
-        const changed = list(settings.filter(differs));
-        const rest = list(settings.filter((one) => !differs(one)));
+        const changed = {
+          head: ["setting", "value", "default", "meaning"],
+          rows: settings
+            .filter(differs)
+            .map((one) => [one.key, plain(one.value), plain(one.default), one.description]),
+        };
+        const rest = {
+          head: ["setting", "default", "meaning"],
+          rows: settings
+            .filter((one) => !differs(one))
+            .map((one) => [one.key, plain(one.default), one.description]),
+        };
         return (
           <>
-            <Figure title="Changed settings" numbers={{ head, rows: changed }} />
-            <Figure title="Settings at their defaults" numbers={{ head, rows: rest }} />
+            <Figure title="Changed settings" empty="All settings have their defaults." numbers={changed} />
+            <Figure title="Settings at their defaults" numbers={rest} />
           </>
         );
       }}

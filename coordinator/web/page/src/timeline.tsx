@@ -1,12 +1,11 @@
 /** The round under way: each device's task from stage to stage, with its lease and the deadline. */
 import { scaleLinear } from "d3-scale";
 import type { Now, Status, TaskCourse } from "./api";
-import { shorten, useWidth } from "./charts";
+import { MOST_ROWS, shorten, useWidth } from "./charts";
 import { Figure } from "./figure";
 import { seconds } from "./format";
 import { describePhase } from "./overview";
 
-const MOST = 60; // rows that the chart shows; the table has all
 const ROW = 22;
 const STAGES: [stage: string, letter: string, meaning: string][] = [
   ["fetch", "F", "fetches the weights"],
@@ -105,9 +104,9 @@ function Chart({ now, label }: { now: Now; label: string }) {
   // a calibration or an evaluation has a task for each of an agent's submodels
   const several = new Set(now.courses.map((one) => one.agent)).size < now.courses.length;
   const left = width < 500 ? (several ? 150 : 92) : several ? 210 : 130;
-  const crowded = now.courses.length > MOST;
+  const crowded = now.courses.length > MOST_ROWS;
   const order = crowded ? [...now.courses.filter(isOpen), ...now.courses.filter((one) => !isOpen(one))] : now.courses;
-  const shown = order.slice(0, MOST);
+  const shown = order.slice(0, MOST_ROWS);
   const first = Math.min(0, ...shown.map((one) => one.stages[0]?.[1] ?? 0));
   const end = findEnd(now, shown);
   const x = scaleLinear([first, end], [left, width - 24]);
@@ -144,7 +143,7 @@ function Chart({ now, label }: { now: Now; label: string }) {
           </g>
         )}
       </svg>
-      {crowded && <p class="quiet">{`${MOST} of ${now.courses.length} tasks; the table and the CSV have all.`}</p>}
+      {crowded && <p class="quiet">{`${MOST_ROWS} of ${now.courses.length} tasks; the table and the CSV have all.`}</p>}
       <ul class="legend">
         {used.map(([stage, letter, meaning]) => (
           <li key={stage} class={`c${findColour(stage)}`}>
@@ -152,9 +151,11 @@ function Chart({ now, label }: { now: Now; label: string }) {
             {meaning}
           </li>
         ))}
-        <li>
-          <span class="key">]</span>its lease ends
-        </li>
+        {shown.some((one) => isOpen(one) && one.due !== null && one.due <= end) && (
+          <li>
+            <span class="key">]</span>its lease ends
+          </li>
+        )}
         {now.limit !== null && now.limit <= end && (
           <li>
             <span class="key">┊</span>the deadline
