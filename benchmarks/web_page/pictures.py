@@ -29,6 +29,7 @@ RUN, TOKEN = "demo", "a-token-for-pictures"
 DONE = 3  # finished rounds before the first picture, so that charts have points
 PATIENCE = 900.0  # seconds for these rounds, on a busy machine
 MIXED = 120.0  # seconds in which a moment is sought when the agents do different things
+COMPLETE = "() => !document.querySelector('main').innerText.includes('Loading')"
 SETTLED = 800  # milliseconds for a view to be drawn
 RUNS = "runs"  # the list of runs, with the run chosen for comparison
 VIEWS = (
@@ -54,8 +55,8 @@ class Shot:
 
 
 README = (
-    Shot("page_round.png", "round", (900, 360)),
-    Shot("page_overview.png", "overview", (900, 600), "dark"),
+    Shot("page_round.png", "round", (900, 390)),
+    Shot("page_overview.png", "overview", (900, 770), "dark"),
 )
 
 
@@ -90,6 +91,7 @@ def take_picture(browser: Any, url: str, into: Path, shot: Shot, runs: Path) -> 
         sign_in(page, f"{url}/#/{view}", TOKEN)
         if shot.view == "round":
             wait_for_variety(runs)
+        page.wait_for_function(COMPLETE)
         page.wait_for_timeout(SETTLED)
         page.screenshot(path=into / shot.file, full_page=not height)
 

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.web_page.browser import sign_in
+from coordinator.cli.main import main
 from coordinator.observe.now_json import TaskCourse
 from coordinator.store.control_requests import read_requests
-from coordinator.views.run_status import describe_status
+from federated.runtime.unit_formatting import human_bytes
 from tests.support.processes import AGENT, Start, wait_for_words
 from tests.support.run_pages import (
     AXE,
@@ -59,11 +61,20 @@ def test_a_run_is_shown_paused_killed_and_resumed(
     assert read_requests(tmp_path / "runs" / RUN).paused
     page.get_by_text("Paused after round").wait_for(timeout=60_000)
     shown = json.loads(page.evaluate("fetch('/api/runs/seen/status').then(r => r.text())"))
-    told = describe_status(RUN, tmp_path / "runs")
-    for key in ("rounds_done", "state", "bytes_up", "bytes_down", "scores"):
-        assert shown[key] == json.loads(json.dumps(told[key])), key
-    facts = page.locator(".facts").inner_text()
-    assert f"{told['rounds_done']} of 500" in facts
+    told = print_status(tmp_path / "runs")
+    for key in ("rounds_done", "state", "bytes_up", "bytes_down", "scores", "requests"):
+        assert shown[key] == told[key], key
+    facts = read_facts(page)
+    assert facts["Rounds done"] == f"{told['rounds_done']} of 500"
+    assert [facts[name] for name in ("Method", "Model", "Data")] == [
+        told[key] for key in ("method", "model", "data")
+    ]
+    for name, key in (("From agents", "bytes_up"), ("To agents", "bytes_down")):
+        assert facts[name] == human_bytes(told[key])
+    rows = read_table(page, "Agents now")
+    assert [(row["agent"], row["submodel"], row["state"]) for row in rows] == [
+        (one["agent"], one["submodel"], one["state"]) for one in told["now"]["members"]
+    ]
     (score,) = told["scores"]["values"]
     page.get_by_role("button", name="Table").first.click()
     assert f"{score['accuracy']:.3f}".rstrip("0") in page.locator("main").inner_text()
@@ -79,6 +90,18 @@ def test_a_run_is_shown_paused_killed_and_resumed(
     ask(page, "Stop")
     page.get_by_text("Stopped.").wait_for(timeout=90_000)
     assert errors == []
+
+
+def print_status(runs: Path) -> dict[str, Any]:
+    arguments = ["status", RUN, "--runs", str(runs), "--format", "json"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def read_facts(page: Any) -> dict[str, str]:
+    texts = (page.locator(f".facts {tag}").all_inner_texts() for tag in ("dt", "dd"))
+    return dict(zip(*texts, strict=True))
 
 
 @pytest.fixture

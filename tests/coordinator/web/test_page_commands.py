@@ -115,15 +115,23 @@ def test_a_run_is_released_promoted_and_rolled_back(
         ask(page, "Release", "1 of 2 agents first: a1", Canary="a1", Broker=broker)
         (row,) = read_table(page, "Versions")
         assert row["role"] == "canary: for a1"
-        ask(page, "Promote", "is not promoted", Broker=broker)
+        ask(page, "Roll back", "rolled back version", Broker=broker)
+        (row,) = read_table(page, "What happened")[:1]
+        assert (row["what"], row["reasons"]) == ("rolled back", "by command")
+        ask(page, "Release", "was rolled back at", Canary="a1", Broker=broker)
         dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Despite reasons against it").check()
+        dialog.get_by_role("button", name="Release").click()
+        page.get_by_text("1 of 2 agents first: a1").wait_for(timeout=100_000)
+        ask(page, "Promote", "is not promoted", Broker=broker)
         dialog.get_by_label("Despite reasons against it").check()
         dialog.get_by_role("button", name="Promote").click()
         page.get_by_text("stable: for all agents").wait_for(timeout=60_000)
         ask(page, "Collect reports", "(round 1)", Broker=broker)
         ask(page, "Roll back", "nothing to roll back to", Broker=broker)
         page.keyboard.press("Escape")
-    assert [row["what"] for row in read_table(page, "What happened")] == ["promoted", "canary"]
+    happened = [row["what"] for row in read_table(page, "What happened")]
+    assert happened == ["promoted", "canary", "rolled back", "canary"]
     assert finished.is_dir()
     assert errors == []
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -139,7 +141,9 @@ def installed_page(tmp_path: Path) -> None:
 @pytest.mark.broker
 @pytest.mark.usefixtures("installed_page")
 def test_start_serves_the_page_beside_the_run(start: Start, tmp_path: Path) -> None:
-    """The page's process is restarted after a kill, and ends with the coordinator."""
+    """The page's process is restarted after a kill, and ends with the coordinator. No file but its
+    own has the token.
+    """
     command = ["start", "--name", "r", "--method", "fedavg", "--model", "mlp-small", "--port", "0"]
     coordinator = start(*COORDINATOR, *command, "--web", "127.0.0.1:0", "--format", "json")
     printed = tmp_path / "0.err"
@@ -171,12 +175,19 @@ def test_start_serves_the_page_beside_the_run(start: Start, tmp_path: Path) -> N
     assert first is not None
     first.kill()
     eventually(lambda: (child := find_child()) is not None and child.pid != first.pid, 60)
-    assert b"the page" in read("/")
+    assert b"the page" in read(f"/?token={token}")
+    for given in (token, f"{token}-wrong"):
+        sent = urllib.request.Request(f"{url}/api/sign-in", json.dumps({"token": given}).encode())
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(sent, timeout=30).close()
     second = find_child()
     assert second is not None
     coordinator.kill()
     psutil.wait_procs([second], 30)
     assert not second.is_running()
+    files = (file for file in tmp_path.rglob("*") if file.is_file())
+    kept = [file for file in files if token.encode() in file.read_bytes()]
+    assert kept == [tmp_path / "runs" / TOKEN]
 
 
 @pytest.mark.usefixtures("page")
