@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from coordinator.store.run_store import Store
 from federated.errors import FleetError
 from federated.runtime.console import Say
 
-__all__ = ["MixedTraining", "measure", "read_best_accuracy"]
+__all__ = ["MixedTraining", "count_common_rounds", "measure", "read_last_accuracy"]
 
 RUN = "web"
 BROWSERS, NATIVES = ("b0", "b1"), ("n2", "n3")
@@ -48,7 +48,7 @@ OTHER_PATHS = ("/phone/digits", "/phone/join")  # data, not the page
 class MixedTraining:
     """Result of the benchmark.
 
-    accuracy: best accuracy of the coordinator's evaluations on held-out digits, 0 to 1
+    accuracy: of the coordinator's last evaluation on held-out digits, 0 to 1
     loss_max_abs_diff: largest difference of a step's loss, in the browsers' last trainings, from
         that of ONNX Runtime in Python
     payload_bytes: that a browser downloads for the page, compressed
@@ -138,7 +138,7 @@ def wait_for_rounds(rounds: int, coordinator: Running, runs: Path, page: Any, sa
     while done < rounds:
         page.wait_for_timeout(LOOK)  # also lets Playwright handle the browser's events
         memory = max(memory, measure_pages())
-        if (now := count_common_rounds(runs)) > done:
+        if (now := count_common_rounds(runs, RUN, {*BROWSERS, *NATIVES})) > done:
             done, until = now, time.monotonic() + SILENCE
             say(f"all agents trained in {done} rounds; a page uses up to {memory / 1e6:.0f} MB")
         if coordinator.popen.poll() is not None or time.monotonic() > until:
@@ -173,25 +173,26 @@ def sum_payload(requests: Sequence[Any]) -> int:
 # ---- the records of the run ----------------------------------------------------------------------
 
 
-def count_common_rounds(runs: Path) -> int:
-    """Return the number of rounds in which all agents trained."""
-    with closing(Store.open(runs, RUN, read_only=True)) as store:
+def count_common_rounds(runs: Path, run: str, agents: Set[str]) -> int:
+    """Return the number of rounds in which all these agents trained."""
+    with closing(Store.open(runs, run, read_only=True)) as store:
         folded = [
             {one.agent for one in store.read_entries(number) if one.outcome == "folded"}
             for number in range(1, store.rounds_done + 1)
         ]
-    return sum(one >= {*BROWSERS, *NATIVES} for one in folded)
+    return sum(one >= agents for one in folded)
 
 
-def read_best_accuracy(runs: Path, run: str) -> float:
-    """Return the best accuracy on the coordinator's held-out digits. Raises StoreError."""
+def read_last_accuracy(runs: Path, run: str) -> float:
+    """Return the accuracy of the last evaluation on the coordinator's held-out digits. Raises
+    StoreError, FleetError if there was none.
+    """
     with closing(Store.open(runs, run, read_only=True)) as store:
-        return max(
-            score.accuracy
-            for number in range(1, store.rounds_done + 1)
-            for score in store.read_scores(number)
-            if score.view == "central"
-        )
+        for number in range(store.rounds_done, 0, -1):
+            for score in store.read_scores(number):
+                if score.view == "central":
+                    return score.accuracy
+    raise FleetError(f"run '{run}': no round was evaluated on held-out digits")
 
 
 def summarise(folder: Path, found: BrowserRecord) -> MixedTraining:
@@ -201,7 +202,7 @@ def summarise(folder: Path, found: BrowserRecord) -> MixedTraining:
         entries = [one for number in range(1, rounds + 1) for one in store.read_entries(number)]
     firsts = [next(one["seconds"][0] for one in page if one["seconds"]) for page in found.trainings]
     return MixedTraining(
-        accuracy=round(read_best_accuracy(runs, RUN), 4),
+        accuracy=round(read_last_accuracy(runs, RUN), 4),
         loss_max_abs_diff=find_largest_difference(folder, found.trainings, rounds),
         payload_bytes=found.payload,
         first_step_s=round(statistics.median(firsts), 3),
