@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,3 +93,35 @@ def test_the_help_is_that_of_a_group_whose_commands_are_imported(
     sized = {"terminal_width": width, "max_content_width": width, **main.context_settings}
     told = [one.get_help(click.Context(one, info_name="x", **sized)) for one in (main, eager)]
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("program", "typed", "found"),
+    [
+        ("coordinator", "coordinator sta", "plain,status"),
+        ("coordinator", "coordinator start --min", "plain,--min-agents"),
+        ("edge_agent", "edge-agent join --limit-c", "plain,--limit-cpus"),
+    ],
+)
+def test_shell_completion_loads_neither_torch_nor_numpy(
+    program: str, typed: str, found: str
+) -> None:
+    name, *words = typed.split()
+    code = (
+        f"import sys\nfrom {program}.cli.main import main\n"
+        f"try: main(prog_name={name!r})\n"
+        "finally: assert not {'numpy', 'torch'} & {*sys.modules}"
+    )
+    variables = {
+        f"_{program.upper()}_COMPLETE": "bash_complete",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(words)),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+        check=True,
+    )
+    assert found in done.stdout.splitlines()
