@@ -48,6 +48,7 @@ def command(name: str, run: str, out: Path | None, runs: Path, form: str) -> Non
     branches     branches of each layer over rounds (DynamicFL)
     clients      similarity of the devices' features, by section (InCo, Figure 10)
     cross-layer  beta and theta of each layer over rounds (InCo, Table 3)
+    features     the devices' features in two dimensions, by t-SNE (InCo, Figure 9)
     fine-tuning  accuracy of each device after another epoch of its own (RecipFL)
     gradients    distribution of the changes of each layer (InCo, Figures 2 and 3)
     scales       scale of the weights of submodels (FedFA, Table 10)

@@ -17,9 +17,10 @@ from benchmarks.analyses import fine_tuning
 from benchmarks.analyses.block_similarity import compare_layers, match_greedily
 from benchmarks.analyses.client_similarity import align
 from benchmarks.analyses.command import command
+from benchmarks.analyses.feature_map import count_same, embed, find_affinities
 from benchmarks.analyses.gradient_distributions import measure_overlap
 from benchmarks.analyses.named_analyses import ANALYSES, measure
-from benchmarks.analyses.panels import make_panel
+from benchmarks.analyses.panels import draw_panels, make_panel
 from benchmarks.analyses.round_history import READER, read_history
 from benchmarks.analyses.weight_scales import measure_scale
 from coordinator.release.stored_run import find_submodel, load_stored_run
@@ -109,6 +110,23 @@ def test_distributions_overlap_where_both_have_changes() -> None:
     assert measure_overlap([one, other, third]) == pytest.approx(2 / 3)
 
 
+def test_points_of_a_cluster_stay_together_in_two_dimensions() -> None:
+    """Three clusters of 15 points in ten dimensions, 8 deviations apart."""
+    rng, groups = np.random.default_rng(0), np.repeat([0, 1, 2], 15)
+    x = rng.normal(size=(45, 10)) + 8 * np.eye(3, 10)[groups] * 2
+    placed = embed(x, 5)
+    assert placed.shape == (45, 2)
+    assert count_same(x, groups) == 1
+    assert count_same(placed, groups) > 0.95
+    assert count_same(placed, rng.permutation(groups)) < 0.5
+
+
+def test_each_point_has_the_wanted_perplexity() -> None:
+    """Conditional shares of the same entropy: with equal distances, all others count equally."""
+    squared = 1 - torch.eye(5, dtype=torch.float64)
+    assert torch.allclose(find_affinities(squared, 4.0), squared / 20)
+
+
 def test_the_means_of_a_panel_leave_out_missing_numbers() -> None:
     panel = make_panel("t", {("a", "1"): 1.0, ("a", "2"): 3.0, ("b", "2"): 5.0})
     assert panel.means == {"a": 2.0, "b": 5.0}
@@ -181,6 +199,25 @@ def test_layers_that_a_device_keeps_are_fine_tuned_too(tmp_path: Path) -> None:
         run, "d1", find_submodel(load_stored_run(run, tmp_path), "w1-d4.4.4"), 2
     )
     assert ANALYSES["fine-tuning"](run)[0].rows == ("d0", "d1")
+
+
+def test_features_are_drawn_by_class_and_device(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run = simulate(
+        tmp_path,
+        "fedavg",
+        method_depths=[2, 4],
+        assign_submodels={"d0": "w1-d2.2.2", "d1": "w1-d4.4.4"},
+    )
+    by_class, by_device, same = ANALYSES["features"](run)
+    assert by_class.values.shape == (2 * 6 * 30, 2)
+    assert set(by_class.groups) == {f"class {one}" for one in range(6)}
+    assert set(by_device.groups) == {"d0", "d1"}
+    assert np.isfinite(by_class.values).all()
+    assert by_class.means == {}, "positions have no meaning"
+    assert same.means.keys() == {"same class", "same device"}
+    draw_panels(tmp_path / "features.png", [by_class, by_device, same], "features")
+    assert (tmp_path / "features.png").stat().st_size > 10_000
 
 
 def test_the_changes_of_layers_are_distributed(apart: Path) -> None:
