@@ -113,6 +113,11 @@ class MessageLoop:
         """The run's card."""
         return self.endpoint.card
 
+    def count_bytes(self) -> tuple[int, int]:
+        """Return the bytes received and sent so far. What many agents download counts once."""
+        received = self.link.received_bytes + self.inbox.uploaded_bytes
+        return received, self.link.sent_bytes + self.endpoint.slots.served_bytes
+
     @property
     def round(self) -> Round:
         return self.driver.round
@@ -215,7 +220,8 @@ class MessageLoop:
         self._leadership.check(repeat=self._broker_access.by_name_only)
         if ticking := self._may_tick(now, delivery):
             self._ticked = now
-            self._collect_uploads()
+            for key in self.inbox.list_grown(now):
+                self.driver.handle(on.ChunkCame(now, key))
             self.driver.handle(on.Ticked(now, self.inbox.waiting))
             self.driver.compact()
         for name, grant in self.inbox.grants(now, quiet=ticking):
@@ -387,15 +393,6 @@ class MessageLoop:
         refusal = rules.explain_refusal(profile) if rules is not None else ""
         exclusion = rules.explain_exclusion(profile) if rules is not None else ""
         return on.ProfileCame(self.clock(), name, profile, refusal, exclusion)
-
-    def _collect_uploads(self) -> None:
-        """Note what has come over HTTP, and check the updates that are complete."""
-        for key in self.inbox.list_grown(self.clock()):
-            self.driver.handle(on.ChunkCame(self.clock(), key))
-            try:
-                self._reception.finish_upload(key)
-            except Refused as error:
-                self._reject(topics.say(self.run.run, key.agent), error)
 
     def _reject(self, topic: str, error: WireError) -> None:
         where = topics.parse(topic)

@@ -41,6 +41,7 @@ class WeightSlots:
     folder: for the copies.
     chunk: size of a chunk in bytes; 0: what the link allows.
     urls: where agents download over HTTP; None: everything is published in chunks.
+    served_bytes: of what was published for downloads over HTTP, each once.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class WeightSlots:
         urls: TransferUrls | None = None,
     ) -> None:
         self.link, self.run, self.folder, self.chunk, self.urls = link, run, folder, chunk, urls
+        self.served_bytes = 0
         self._items: dict[tuple[str, str], PublishedWeights] = {}  # by version and submodel
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.weights"):
@@ -76,6 +78,7 @@ class WeightSlots:
             if self.urls is not None:
                 url = self.urls.name_weights(manifest.sha256, manifest.size)
                 manifest = replace(manifest, url=url)
+                self.served_bytes += manifest.size if url else 0
             item = PublishedWeights(version, self._find_free(version, slot), manifest, path)
             self._items[version, submodel] = item
             publish(self.link, topics.model(self.run, item.slot, submodel), manifest, data)

@@ -92,13 +92,14 @@ class Inbox:
     reserve: bytes of disk to leave free, for what removes updates from the spool.
     full: whether something waits for room, until `retry` is called.
     urls: where agents upload; None: all updates are sent in chunks.
+    uploaded_bytes: of the updates that came over HTTP.
     """
 
     def __init__(
         self, spool: Path, slots: int, *, sync: bool = True, urls: TransferUrls | None = None
     ) -> None:
         self.spool, self.slots, self._sync, self._urls = spool, slots, sync, urls
-        self.reserve, self.full = 0, False
+        self.reserve, self.full, self.uploaded_bytes = 0, False, 0
         self._logged = False  # whether the lack of room was logged
         self._expected: dict[Key, int] = {}  # update -> its largest acceptable size, bytes
         self._active: dict[Key, Transfer] = {}
@@ -226,7 +227,6 @@ class Inbox:
             path = transfer.partial.finish(sync=self._sync)
         except Refused:
             transfer.damaged += 1
-            transfer.seen = 0
             if transfer.damaged < MAX_DAMAGED:
                 raise
             self._drop(key)
@@ -235,6 +235,8 @@ class Inbox:
         self._active.pop(key, None)
         self._parked.pop(key, None)
         self._waiting.pop(key, None)
+        if transfer.url:
+            self.uploaded_bytes += transfer.offer.manifest.size
         if self._sync:
             sync(path.parent)
         return transfer.offer, path

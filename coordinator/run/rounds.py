@@ -158,8 +158,7 @@ def run_round(
     if training is None:
         wait_before_round(run)
     training = training or begin_training(run, progress)
-    link, start = run.fleet.link, time.monotonic()
-    up, down = link.received_bytes, link.sent_bytes
+    start, (up_before, down_before) = time.monotonic(), run.fleet.count_bytes()
     run.control.begin_round()
     plan = training.plan
     run.publish(RoundStarted(plan.round, run.config.rounds, plan.chosen))
@@ -169,6 +168,7 @@ def run_round(
     state, changed = finish_round(run, training.state, trained.total)
     state, scores = evaluate_round(run, evaluator, state, trained, plan)
     withdraw_weights(run, state)
+    up, down = run.fleet.count_bytes()
     record = RoundRecord(
         plan.round,
         time.monotonic() - start,
@@ -176,8 +176,8 @@ def run_round(
         dict(plan.fleet),
         trained.entries,
         scores,
-        link.received_bytes - up,
-        link.sent_bytes - down,
+        up - up_before,
+        down - down_before,
         trained.history.standings,
         encode_touched(changed) if run.past is not None else "",
     )

@@ -159,11 +159,12 @@ def measure_phase(r: Round, courses: Sequence[TaskCourse]) -> tuple[float, float
 def measure_load(fleet: MessageLoop) -> FleetLoad:
     """Return the present load of a fleet's coordinator."""
     (receiving, waiting), (files, size) = fleet.inbox.load, measure_spool(fleet.inbox.spool)
+    up, down = fleet.count_bytes()
     return FleetLoad(
         tasks=dict(Counter(map(classify_task, fleet.tasks))),
         agents=dict(Counter(map(classify_agent, fleet.agents.values()))),
-        bytes_up=fleet.link.received_bytes,
-        bytes_down=fleet.link.sent_bytes,
+        bytes_up=up,
+        bytes_down=down,
         receiving=receiving,
         waiting=waiting,
         queued=fleet.link.backlog,

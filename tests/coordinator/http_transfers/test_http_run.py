@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.fleet.update_inbox import MAX_DAMAGED
 from coordinator.http_transfers.transfer_server import TransferServer
@@ -54,6 +56,11 @@ def test_a_run_over_http_equals_one_over_mqtt_and_sends_no_chunk_to_the_broker(
     one = train(tmp_path / "http", over_http, 0)
     other = train(tmp_path / "mqtt", over_mqtt, None)
     assert one.result.scores == other.result.scores
+    for over, by_chunks in (
+        (one.result.bytes_up, other.result.bytes_up),
+        (one.result.bytes_down, other.result.bytes_down),
+    ):
+        assert over == pytest.approx(by_chunks, rel=0.1), "bytes over HTTP count, too"
     assert not [topic for topic in over_http.topics if "/c/" in topic]
     assert [topic for topic in over_mqtt.topics if "/c/" in topic]
     assert over_http.largest < over_mqtt.largest
@@ -138,12 +145,12 @@ def test_an_upload_with_another_digest_starts_over_and_is_given_up_at_last(
     uploading.offer()
     for _ in range(MAX_DAMAGED - 1):
         uploading.part.write_bytes(bytes(len(DATA)))
-        (refusal,) = uploading.turn()
+        (refusal,) = uploading.offer()
         assert isinstance(refusal, messages.Refusal)
         assert "expected sha256" in refusal.reason
         assert uploading.part.read_bytes() == b""
     uploading.part.write_bytes(bytes(len(DATA)))
-    (receipt,) = uploading.turn()
+    (receipt,) = uploading.offer()
     assert isinstance(receipt, messages.Receipt)
     assert (receipt.accepted, "did not match" in receipt.reason) == (False, True)
     assert not list(tmp_path.rglob("*.part")), "nobody may upload it any more"
