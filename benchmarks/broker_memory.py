@@ -82,8 +82,8 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
         slots = WeightSlots(coordinator, RUN, folder / "shelf")
         memory, seconds = [measure_memory(broker)], list[float]()
         for version in range(versions):
-            data = memoryview(os.urandom(size * 1_000_000))
-            sent = slots.put(f"r{version}", SUBMODEL, data, f"r{version % SLOTS}")
+            data = os.urandom(size * 1_000_000)
+            sent = slots.put(f"r{version}", SUBMODEL, (data,), f"r{version % SLOTS}")
             coordinator.flush(60)
             start = time.perf_counter()
             blob = RetainedBlob(

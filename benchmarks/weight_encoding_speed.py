@@ -48,7 +48,9 @@ def measure(weights: Weights, received: Weights) -> list[Row]:
     source, target = np.frombuffer(blob, np.uint8), np.empty(len(blob), np.uint8)
     update = Update("run", 1, 1, "agent", "train", whole, "r0", 1, 1, weights)
     codecs = {name: find_codec(name) for name in codec_names() if name != "raw"}
-    sent = {name: encode_update(update, codec, received) for name, codec in codecs.items()}
+    sent = {
+        name: b"".join(encode_update(update, codec, received)) for name, codec in codecs.items()
+    }
     plain = dict(weights)
     stored = save(plain)
     tasks: dict[str, Callable[[], object]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ import numpy as np
 
 from federated.method import configure
 from federated.methods.catalogue import find_method
+from federated.system.file_mapping import map_file
 from federated.task import Update
 from federated.wire.codecs.codec import decode_update, encode_update
 from federated.wire.codecs.raw import RAW
@@ -45,7 +45,7 @@ def write_updates(name: str, count: int) -> Iterator[str]:
                 "bench", 1, 1, f"a{index:03d}", "train", submodel, "r0", 10 + index, 1, sent
             )
             update = replace(update, notes={"labels": list(range(10)), "loss": 1.0})
-            (Path(folder) / f"{index:03d}").write_bytes(encode_update(update, RAW, {}))
+            (Path(folder) / f"{index:03d}").write_bytes(b"".join(encode_update(update, RAW, {})))
         yield folder
 
 
@@ -53,7 +53,6 @@ def map_updates(folder: str) -> Sequence[Update]:
     """Return the updates of a folder, with arrays that are views of the files."""
     found = []
     for path in sorted(Path(folder).iterdir()):
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        found.append(decode_update(memoryview(mapped), RAW, len(mapped), {}))
+        mapped = map_file(path)
+        found.append(decode_update(mapped, RAW, len(mapped), {}))
     return found

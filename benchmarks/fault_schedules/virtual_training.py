@@ -146,7 +146,8 @@ class VirtualRunner:
             made = learn(task, received)
             if self.character == "liar":
                 made = falsify_update(made, self.world.random)
-            result.write_bytes(encode_update(made, find_loaded_codec(task.codec), received))
+            encoded = encode_update(made, find_loaded_codec(task.codec), received)
+            result.write_bytes(b"".join(encoded))
         except Refused as error:  # a lie that the codec cannot represent
             return Outcome(task, None, str(error))
         except OSError as error:

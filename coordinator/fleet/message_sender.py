@@ -101,7 +101,7 @@ class Endpoint:
                 self.link.publish(topics.status(run, name), b"", retain=True)
             self.link.flush(CLEANING)
         except LinkError as error:  # the run has ended anyway
-            self.slots.remove_copies()
+            self.slots.remove_files()
             log.warning(
                 "could not notify the agents that the run has ended (%s): stop agents that are "
                 "still waiting",

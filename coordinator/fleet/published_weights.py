@@ -4,12 +4,13 @@ submodel of a version is published once, for all agents that use it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinator.http_transfers.transfer_urls import TransferUrls
 from federated.errors import StoreError
+from federated.system.file_mapping import map_file
 from federated.wire import topics
 from federated.wire.chunks import split
 from federated.wire.link import Link
@@ -26,7 +27,7 @@ class PublishedWeights:
     version: of the weights.
     slot: topic level that they are published at.
     manifest: their size, sha256, and chunks or address.
-    path: a copy, to publish them again, or to serve over HTTP.
+    path: their file, to publish them again, or to serve over HTTP.
     """
 
     version: str
@@ -38,7 +39,7 @@ class PublishedWeights:
 class WeightSlots:
     """The weights that the broker retains for a run.
 
-    folder: for the copies.
+    folder: for their files.
     chunk: size of a chunk in bytes; 0: what the link allows.
     urls: where agents download over HTTP; None: everything is published in chunks.
     served_bytes: of what was published for downloads over HTTP, each once.
@@ -59,9 +60,12 @@ class WeightSlots:
         for path in folder.glob("*.weights"):
             path.unlink()  # of a coordinator that crashed
 
-    def put(self, version: str, submodel: str, data: memoryview, slot: str) -> PublishedWeights:
+    def put(
+        self, version: str, submodel: str, pieces: Sequence[bytes | memoryview], slot: str
+    ) -> PublishedWeights:
         """Publish encoded weights unless they are published already.
 
+        pieces: the weights in order.
         slot: where to publish, unless another version is there. It is the same for a version in
             every process, so that a coordinator that resumes a round overwrites the weights of the
             last one, and agents find them.
@@ -70,11 +74,13 @@ class WeightSlots:
         item = self._items.get((version, submodel))
         if item is None:
             name = f"{version}-{submodel}".replace("@", "_")
+            path = self.folder / f"{name}.weights"
+            self._write(path, pieces)
+            data = map_file(path)
             manifest = split(
                 data, min(self.chunk or self.link.max_chunk, self.link.max_chunk), name
             )
-            path = self.folder / f"{manifest.sha256}.weights"
-            self._copy(path, data)
+            path = path.replace(self.folder / f"{manifest.sha256}.weights")
             if self.urls is not None:
                 url = self.urls.name_weights(manifest.sha256, manifest.size)
                 manifest = replace(manifest, url=url)
@@ -92,16 +98,18 @@ class WeightSlots:
         others = (f"{slot}.{number}" for number in range(1, len(taken) + 1))
         return slot if slot not in taken else next(other for other in others if other not in taken)
 
-    def _copy(self, path: Path, data: memoryview) -> None:
-        """Keep a copy of the weights. Raises StoreError if the disk is full, and then leaves no
+    def _write(self, path: Path, pieces: Sequence[bytes | memoryview]) -> None:
+        """Write weights to a file. Raises StoreError if the disk is full, and then leaves no
         partial file.
         """
         try:
-            path.write_bytes(data)
+            with path.open("wb") as file:
+                file.writelines(pieces)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise StoreError(
-                f"cannot write weights of {len(data)} bytes to {self.folder}: {error.strerror}"
+                f"cannot write weights of {sum(map(len, pieces))} bytes to {self.folder}: "
+                f"{error.strerror}"
             ) from error
 
     def republish(self) -> None:
@@ -111,7 +119,7 @@ class WeightSlots:
                 self.link,
                 topics.model(self.run, item.slot, submodel),
                 item.manifest,
-                memoryview(item.path.read_bytes()),
+                map_file(item.path),
             )
 
     def clear(self, keep: Collection[str] = ()) -> None:
@@ -122,8 +130,8 @@ class WeightSlots:
                 item.path.unlink(missing_ok=True)
                 del self._items[version, submodel]
 
-    def remove_copies(self) -> None:
-        """Remove the copies without a message to a broker that cannot be reached."""
+    def remove_files(self) -> None:
+        """Remove the files without a message to a broker that cannot be reached."""
         for item in self._items.values():
             item.path.unlink(missing_ok=True)
         self._items.clear()

@@ -184,7 +184,7 @@ class Shipment:
         version, slot = self.version(self.state) + kind, f"r{self.state.round % SLOTS}{kind}"
         if self.calibrated:
             own |= select_statistics(self.state, submodel)
-        data = memoryview(tensors.encode({"version": version, "submodel": submodel.name}, own))
-        sent = self.fleet.endpoint.slots.put(version, submodel.name, data, slot)
+        pieces = tensors.pieces({"version": version, "submodel": submodel.name}, own)
+        sent = self.fleet.endpoint.slots.put(version, submodel.name, pieces, slot)
         self._published[submodel] = sent
         return sent

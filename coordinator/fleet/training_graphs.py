@@ -172,7 +172,7 @@ class TrainingGraphs:
             with explain_os_errors(StoreError, f"cannot read the training graph {path}"):
                 data = path.read_bytes()
             digest = read_digest(path)
-            self._slots.put(topics.GRAPHS, digest, memoryview(data), topics.GRAPHS)
+            self._slots.put(topics.GRAPHS, digest, (data,), topics.GRAPHS)
             self._published[path] = Graph(kind, digest, len(data))
         return self._published[path]
 

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import logging
 import math
-import mmap
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -21,6 +20,7 @@ from coordinator.fleet.uploaded_file import UploadedFile
 from coordinator.http_transfers.transfer_urls import TransferUrls
 from federated.errors import Refused, StoreError, explain_os_errors
 from federated.system.disk_sync import sync
+from federated.system.file_mapping import map_file
 from federated.task import Key, Update
 from federated.wire import messages
 from federated.wire.codecs.codec import Codec, Tensors, decode_update
@@ -318,9 +318,7 @@ class Inbox:
         limit: the most bytes of the update, decompressed.
         received: the weights that its agent received.
         """
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return decode_update(memoryview(mapped), codec, limit, received)
+        return decode_update(map_file(path), codec, limit, received)
 
     def retry(self, made: bool) -> None:
         """Try again to find room for those that wait. made: whether room was made.

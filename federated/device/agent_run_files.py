@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import mmap
 import os
 import re
 import shutil
@@ -38,7 +37,7 @@ from federated.training.state_between_rounds import FOLDER
 from federated.wire import envelope, messages
 from federated.wire.partial_file import HAVE, PART
 
-__all__ = ["AGE", "GRAPH", "LIMIT", "InUse", "Spool", "SpooledUpdate", "identify_run", "map_file"]
+__all__ = ["AGE", "GRAPH", "LIMIT", "InUse", "Spool", "SpooledUpdate", "identify_run"]
 
 log = logging.getLogger(__name__)
 
@@ -305,14 +304,6 @@ class Spool:
             log.warning("ignored %s: its update is damaged", path)
             return None
         return SpooledUpdate(task, manifest, update)
-
-
-def map_file(path: Path) -> memoryview:
-    """Return the bytes of a file, which are read on demand. Raises OSError, and ValueError for an
-    empty file.
-    """
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _lock(folder: Path) -> int:

@@ -20,6 +20,7 @@ from federated.device.trainers.trainer import (
     Trainer,
 )
 from federated.errors import Refused
+from federated.system.file_mapping import map_file
 from federated.task import Task, Update, count_parts
 from federated.trainer_capabilities import (
     GRAPHS,
@@ -65,13 +66,15 @@ def carry_out(
         )
     kept = result.parent / state_between_rounds.FOLDER
     known = state_between_rounds.read(kept, task.since, _list_corners(task, trainer))
-    received = blobs.decode(weights.read_bytes())[1]
+    received = blobs.decode(map_file(weights))[1]
     update, memory = perform(trainer, task, received, data, known, execution)
     if memory:
         state_between_rounds.write(kept, task.round, memory, since=task.since)
     if task.work == "train":
         update = replace(update, notes={**update.notes, **execution.effort()})
-    result.write_bytes(encode_update(update, find_loaded_codec(task.codec), received))
+    encoded = encode_update(update, find_loaded_codec(task.codec), received)
+    with result.open("wb") as file:
+        file.writelines(encoded)
     return float(update.notes.get("loss", math.nan))
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from federated.device.agent_run_files import GRAPH, Spool, SpooledUpdate, map_file
+from federated.device.agent_run_files import GRAPH, Spool, SpooledUpdate
 from federated.http_transfers.http_client import HttpAccess
 from federated.http_transfers.http_upload import HttpUpload
+from federated.system.file_mapping import map_file
 from federated.task import Task
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, Sender, split

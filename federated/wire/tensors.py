@@ -23,7 +23,17 @@ from numpy.typing import NDArray
 
 from federated.errors import Malformed, Refused
 
-__all__ = ["ALIGNMENT", "DTYPES", "check", "decode", "encode", "is_finite", "layout", "locate"]
+__all__ = [
+    "ALIGNMENT",
+    "DTYPES",
+    "check",
+    "decode",
+    "encode",
+    "is_finite",
+    "layout",
+    "locate",
+    "pieces",
+]
 
 Array = NDArray[Any]
 
@@ -45,19 +55,31 @@ def encode(
         exist.
     Raises ValueError for an unsupported dtype, or more than 8 axes.
     """
-    arrays = {name: _to_numpy(value) for name, value in tensors.items()}
-    header, starts, size = layout(
-        meta, {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
-    )
-    base, end = len(header), len(header) + size
+    parts = pieces(meta, tensors)
+    end = sum(map(len, parts))
     buffer = bytearray(end) if into is None else into
     if len(buffer) < end:
         buffer.extend(bytes(end - len(buffer)))
-    view = memoryview(buffer)[:end]
-    view[:base] = header
-    for name, array in arrays.items():
-        _put(view, base + starts[name], array)
+    view, start = memoryview(buffer)[:end], 0
+    for part in parts:
+        view[start : start + len(part)] = part
+        start += len(part)
     return view
+
+
+def pieces(meta: Mapping[str, Any], tensors: Mapping[str, Any]) -> list[bytes | memoryview]:
+    """Return the same blob in pieces, for a file. Those of contiguous arrays are views of them."""
+    arrays = {name: _to_numpy(value) for name, value in tensors.items()}
+    header, starts, _ = layout(
+        meta, {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+    )
+    parts, end = list[bytes | memoryview]([header]), 0
+    for name, array in arrays.items():
+        # a gap is zeroed, so that equal tensors make equal blobs
+        parts.append(bytes(starts[name] - end))
+        parts.append(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+        end = starts[name] + array.nbytes
+    return parts
 
 
 def layout(
@@ -144,16 +166,6 @@ def _to_numpy(value: Any) -> Array:
         else np.asarray(value.detach().numpy() if hasattr(value, "detach") else value)
     )
     return array.astype(array.dtype.newbyteorder("<"), copy=False)
-
-
-def _put(view: memoryview, start: int, array: Array) -> None:
-    """Copy an array, contiguous or not. The gap after it is zeroed, so that equal tensors make
-    equal blobs.
-    """
-    np.copyto(np.frombuffer(view, array.dtype, array.size, start).reshape(array.shape), array)
-    end = start + array.nbytes
-    gap = min(_align(end), len(view)) - end
-    view[end : end + gap] = bytes(gap)
 
 
 def is_finite(array: Array) -> bool:

@@ -67,7 +67,7 @@ class Here:
             codec = find_loaded_codec(task.codec)
             received = tensors.decode(weights.read_bytes())[1]
             update = decode_update(result.read_bytes(), codec, sys.maxsize, received)
-            result.write_bytes(encode_update(self.change(update), codec, received))
+            result.write_bytes(b"".join(encode_update(self.change(update), codec, received)))
         except Exception as error:  # any error in training is a failure of the task
             logging.getLogger(__name__).info("failed", exc_info=error)
             self.outcome = Outcome(task, None, str(error) or repr(error))

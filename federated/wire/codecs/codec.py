@@ -10,7 +10,7 @@ is then relative to what training changed, which is small beside the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,9 +83,9 @@ def is_installed(codec: Codec) -> bool:
     return True
 
 
-def encode_update(update: Update, codec: Codec, received: Tensors) -> memoryview:
-    """Encode an update. Raises Refused for values that the codec cannot represent, and if the codec
-    fails.
+def encode_update(update: Update, codec: Codec, received: Tensors) -> Sequence[bytes | memoryview]:
+    """Encode an update, in pieces that may be views of its tensors. Raises Refused for values that
+    the codec cannot represent, and if the codec fails.
 
     received: the weights that the device received.
     """
@@ -97,8 +97,10 @@ def encode_update(update: Update, codec: Codec, received: Tensors) -> memoryview
             for name, value in trained.items()
         }
     try:
-        blob = tensors.encode(header, codec.encode(trained))
-        return memoryview(codec.compression.compress(blob)) if codec.compression else blob
+        encoded = codec.encode(trained)
+        if codec.compression is None:
+            return tensors.pieces(header, encoded)
+        return (codec.compression.compress(tensors.encode(header, encoded)),)
     except (WireError, MemoryError):
         raise
     except Exception as error:  # of another package's codec

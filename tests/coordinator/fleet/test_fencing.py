@@ -145,7 +145,7 @@ def test_weights_that_a_broker_lost_are_published_again(
     """
     fleet = coordinator(memory, tmp_path, clock, "only", 5)
     listen(fleet)
-    sent = fleet.endpoint.slots.put("v", "w1", memoryview(b"weights"), "r1")
+    sent = fleet.endpoint.slots.put("v", "w1", (b"weights",), "r1")
     manifest = topics.manifest(topics.model("r", sent.slot, "w1"))
     agent = MemoryLink(memory, "agent")
     agent.subscribe(manifest)

@@ -71,7 +71,7 @@ def test_weights_that_do_not_fit_the_disk_are_a_store_error_and_leave_no_file(
     before, part = dict(memory.retained), fleet.endpoint.slots.folder / name
     part.symlink_to("/dev/full")
     with pytest.raises(StoreError, match=r"weights of 7 bytes .*: No space left on device"):
-        fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
+        fleet.endpoint.slots.put("r0", "w1", (b"weights",), "r0")
     assert not part.is_symlink()
     assert memory.retained == before
 
@@ -79,7 +79,7 @@ def test_weights_that_do_not_fit_the_disk_are_a_store_error_and_leave_no_file(
 def test_weights_are_published_again_to_a_broker_that_lost_them(
     fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:
-    fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
+    fleet.endpoint.slots.put("r0", "w1", (b"weights",), "r0")
     known = dict(memory.retained)
     assert len(known) == 3, "the card, a chunk and a manifest"
     memory.retained.clear()
@@ -165,14 +165,14 @@ def test_a_slot_is_never_used_by_two_versions_at_once(
     fleet: MessageLoop, memory: MemoryBroker
 ) -> None:
     """A straggler's version may stay for many rounds, until it is its slot's turn again."""
-    assert fleet.endpoint.slots.put("r0", "w1", memoryview(b"kept"), "r0").slot == "r0"
-    assert fleet.endpoint.slots.put("r8", "w1", memoryview(b"weights"), "r0").slot == "r0.1"
-    assert fleet.endpoint.slots.put("r8", "w2", memoryview(b"others"), "r0").slot == "r0.1"
-    assert fleet.endpoint.slots.put("r16", "w1", memoryview(b"weights"), "r0").slot == "r0.2"
+    assert fleet.endpoint.slots.put("r0", "w1", (b"kept",), "r0").slot == "r0"
+    assert fleet.endpoint.slots.put("r8", "w1", (b"weights",), "r0").slot == "r0.1"
+    assert fleet.endpoint.slots.put("r8", "w2", (b"others",), "r0").slot == "r0.1"
+    assert fleet.endpoint.slots.put("r16", "w1", (b"weights",), "r0").slot == "r0.2"
     fleet.endpoint.slots.clear(keep={"r0", "r16"})
-    assert fleet.endpoint.slots.put("r24", "w1", memoryview(b"weights"), "r0").slot == "r0.1"
+    assert fleet.endpoint.slots.put("r24", "w1", (b"weights",), "r0").slot == "r0.1"
     fleet.endpoint.slots.clear()
-    assert fleet.endpoint.slots.put("r32", "w1", memoryview(b"weights"), "r0").slot == "r0"
+    assert fleet.endpoint.slots.put("r32", "w1", (b"weights",), "r0").slot == "r0"
     assert {topic.split("/")[4] for topic in memory.retained if "/model/" in topic} == {"r0"}
 
 
@@ -181,7 +181,7 @@ def test_a_resumed_round_overwrites_the_weights_of_the_last_process(
 ) -> None:
     for _ in range(2):
         slots = WeightSlots(MemoryLink(memory, "coordinator"), "r", tmp_path)
-        assert slots.put("r13", "w1", memoryview(b"weights"), "r5").slot == "r5"
+        assert slots.put("r13", "w1", (b"weights",), "r5").slot == "r5"
     slots.clear()
     assert not memory.retained
 
@@ -198,7 +198,7 @@ def test_a_run_ends_without_a_broker_and_its_goodbye_is_not_withdrawn(
 ) -> None:
     fleet = MessageLoop(Away(memory, "coordinator"), CARD, tmp_path)
     fleet.endpoint.announce()
-    fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
+    fleet.endpoint.slots.put("r0", "w1", (b"weights",), "r0")
     fleet.dismiss("the run is over")
     assert "did not acknowledge" in caplog.text
     assert any("w1" in topic for topic in memory.retained), (
@@ -215,7 +215,7 @@ def test_a_stopped_coordinator_withdraws_its_card_and_weights_if_the_broker_answ
     for link, left in ((MemoryLink(memory, "a"), 0), (Away(memory, "b"), 2)):
         fleet = MessageLoop(link, CARD, tmp_path)
         fleet.endpoint.announce()
-        fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
+        fleet.endpoint.slots.put("r0", "w1", (b"weights",), "r0")
         fleet.endpoint.withdraw()
         assert len(memory.retained) == left, "a chunk and a manifest"
 

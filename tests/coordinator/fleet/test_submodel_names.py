@@ -75,10 +75,7 @@ def test_the_longest_name_is_valid_in_topics_transfers_and_files(tmp_path: Path)
     assert len(task.transfer) == 225
     broker, run = MemoryBroker(), replace(CARD, run=task.run)
     slots = WeightSlots(MemoryLink(broker, "coordinator"), task.run, tmp_path / "shelf")
-    assert (
-        slots.put(task.version, submodel.name, memoryview(bytes(2000)), task.slot).manifest.size
-        == 2000
-    )
+    assert slots.put(task.version, submodel.name, (bytes(2000),), task.slot).manifest.size == 2000
     spool = Spool(tmp_path / "spool", lasting=True)
     spool.update_path(task.transfer).write_bytes(bytes(2000))
     link = MemoryLink(broker, agent)

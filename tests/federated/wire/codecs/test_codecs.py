@@ -21,7 +21,7 @@ from federated.errors import Malformed, MissingExtra, Refused, Unknown
 from federated.task import Update
 from federated.wire import tensors
 from federated.wire.codecs.catalogue import CODECS, codec_names, find_codec, find_loaded_codec
-from federated.wire.codecs.codec import Codec, decode_update, encode_update
+from federated.wire.codecs.codec import Codec, Tensors, decode_update, encode_update
 from federated.wire.codecs.top10 import TOP10
 from federated.wire.codecs.zstd import load
 from models.named_network import network
@@ -36,6 +36,10 @@ SUBMODEL = full(network("mlp", (4,), 3))
 ORDINARY = st.floats(-6e4, 6e4, width=32, allow_subnormal=False)
 
 
+def encode(made: Update, codec: Codec, received: Tensors) -> bytes:
+    return b"".join(encode_update(made, codec, received))
+
+
 def update(**values: object) -> Update:
     made = {name: np.asarray(value, np.float32) for name, value in values.items()}
     return Update("r", 1, 1, "a0", "train", SUBMODEL, "r0", 5, 1, made, {"loss": 0.5})
@@ -46,7 +50,7 @@ def update(**values: object) -> Update:
 @given(value=arrays(np.float32, array_shapes(max_dims=3, max_side=5), elements=ORDINARY))
 def test_every_codec_keeps_names_shapes_order_and_dtype(name: str, value: np.ndarray) -> None:
     sent = update(b=value, a=value.T)
-    found = decode_update(encode_update(sent, TRIED[name], {}), TRIED[name], LIMIT, {})
+    found = decode_update(encode(sent, TRIED[name], {}), TRIED[name], LIMIT, {})
     assert list(found.tensors) == ["b", "a"]
     assert found.tensors["a"].shape == value.T.shape
     assert {array.dtype for array in found.tensors.values()} == {np.dtype(np.float32)}
@@ -58,7 +62,7 @@ def test_every_codec_changes_weights_by_less_than_a_tenth(name: str) -> None:
     rng = np.random.default_rng(0)
     received = {"w": rng.normal(0, 0.05, (64, 64)).astype(np.float32)}
     value = received["w"] + rng.normal(0, 0.005, (64, 64)).astype(np.float32)
-    sent = encode_update(update(w=value), TRIED[name], received)
+    sent = encode(update(w=value), TRIED[name], received)
     found = decode_update(sent, TRIED[name], LIMIT, received).tensors["w"]
     assert np.linalg.norm(found - value) < 0.1 * np.linalg.norm(value)
 
@@ -69,8 +73,8 @@ def test_every_codec_states_its_encoded_size(name: str) -> None:
     compressed.
     """
     plain = replace(TRIED[name], compression=None)
-    empty = len(encode_update(update(w=np.zeros(0)), plain, {}))
-    full_size = len(encode_update(update(w=np.zeros(4096)), plain, {}))
+    empty = len(encode(update(w=np.zeros(0)), plain, {}))
+    full_size = len(encode(update(w=np.zeros(4096)), plain, {}))
     assert abs(full_size - empty - TRIED[name].size(4096)) <= tensors.ALIGNMENT
     assert TRIED[name].size(4096) <= 4 * 4096
     assert ":" in name or TRIED[name].name == name
@@ -81,7 +85,7 @@ def test_the_error_of_a_codec_is_relative_to_the_change_of_the_weights(name: str
     rng = np.random.default_rng(0)
     received = {"w": rng.normal(0, 1, (64, 64)).astype(np.float32)}
     value = received["w"] + rng.normal(0, 1e-3, (64, 64)).astype(np.float32)
-    sent = encode_update(update(w=value), CODECS[name], received)
+    sent = encode(update(w=value), CODECS[name], received)
     found = decode_update(sent, CODECS[name], LIMIT, received).tensors["w"]
     assert np.linalg.norm(found - value) < 0.1 * np.linalg.norm(value - received["w"])
 
@@ -89,7 +93,7 @@ def test_the_error_of_a_codec_is_relative_to_the_change_of_the_weights(name: str
 def test_only_tensors_that_were_received_are_sent_as_changes() -> None:
     """1.5 - 1 and 2 - 0: `v` was not received, and `u` was received with another shape."""
     received = {"w": np.float32([1.0]), "u": np.float32([1.0, 1.0])}
-    sent = encode_update(update(w=[1.5], v=[2.0], u=[3.0]), CODECS["fp16"], received)
+    sent = encode(update(w=[1.5], v=[2.0], u=[3.0]), CODECS["fp16"], received)
     values = tensors.decode(sent)[1]
     assert [values[name].tolist() for name in "wvu"] == [[0.5], [2.0], [3.0]]
     found = decode_update(sent, CODECS["fp16"], LIMIT, received).tensors
@@ -98,8 +102,8 @@ def test_only_tensors_that_were_received_are_sent_as_changes() -> None:
 
 def test_raw_is_the_format_of_tensors_byte_for_byte() -> None:
     sent = update(w=[[1.0, 2.0]])
-    header, values = tensors.decode(encode_update(sent, CODECS["raw"], {}))
-    assert bytes(encode_update(sent, CODECS["raw"], {})) == bytes(tensors.encode(header, values))
+    header, values = tensors.decode(encode(sent, CODECS["raw"], {}))
+    assert encode(sent, CODECS["raw"], {}) == bytes(tensors.encode(header, values))
     assert values["w"].tolist() == [[1.0, 2.0]]
 
 
@@ -122,11 +126,11 @@ def test_half_precision_by_hand() -> None:
 @pytest.mark.parametrize("value", [65520.0, -1e30, np.inf, np.nan])
 def test_half_precision_rejects_values_beyond_its_range(value: float) -> None:
     with pytest.raises(Refused, match=r"tensor w: expected changes up to 65504.*'raw'"):
-        encode_update(update(w=[1.0, value]), CODECS["fp16"], {})
+        encode(update(w=[1.0, value]), CODECS["fp16"], {})
 
 
 def test_half_precision_rejects_other_dtypes() -> None:
-    blob = encode_update(update(w=[1.0]), CODECS["raw"], {})
+    blob = encode(update(w=[1.0]), CODECS["raw"], {})
     with pytest.raises(Malformed, match="tensor w: expected float16, found float32"):
         decode_update(blob, CODECS["fp16"], LIMIT, {})
 
@@ -182,7 +186,7 @@ def test_masks_that_do_not_match_their_values_are_rejected(
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_eight_bits_reject_values_that_are_not_finite(value: float) -> None:
     with pytest.raises(Refused, match="tensor w: expected finite values"):
-        encode_update(update(w=[1.0, value]), CODECS["int8"], {})
+        encode(update(w=[1.0, value]), CODECS["int8"], {})
 
 
 @pytest.mark.parametrize(
@@ -212,7 +216,7 @@ def test_eight_bits_reject_what_they_cannot_decode(false: dict[str, np.ndarray],
 def test_compression_saves_bytes_and_loses_nothing(name: str) -> None:
     sent = update(w=np.random.default_rng(0).normal(0, 0.05, (64, 640)))
     codec, plain = TRIED[name], replace(TRIED[name], compression=None)
-    blob, larger = encode_update(sent, codec, {}), encode_update(sent, plain, {})
+    blob, larger = encode(sent, codec, {}), encode(sent, plain, {})
     assert len(blob) < 0.95 * len(larger)
     found = decode_update(blob, codec, len(larger), {}).tensors["w"]
     assert (found == decode_update(larger, plain, 0, {}).tensors["w"]).all()
@@ -276,13 +280,13 @@ def test_without_the_extra_its_codecs_are_not_offered(monkeypatch: pytest.Monkey
 def test_an_error_in_a_codec_is_a_malformed_update() -> None:
     broken = Codec("broken", "", "", lambda t: t, lambda t: {"w": t["absent"]}, lambda n: n)
     with pytest.raises(Malformed, match="codec broken: KeyError"):
-        decode_update(encode_update(update(w=[1.0]), broken, {}), broken, LIMIT, {})
+        decode_update(encode(update(w=[1.0]), broken, {}), broken, LIMIT, {})
 
 
 def test_a_codec_with_an_unsupported_dtype_is_named_in_the_error() -> None:
     made = replace(CODECS["raw"], name="wide", encode=lambda t: {"w": t["w"].astype(np.uint16)})
     with pytest.raises(Refused, match=r"codec wide: ValueError: tensor w: .*found uint16"):
-        encode_update(update(w=[1.0]), made, {})
+        encode(update(w=[1.0]), made, {})
 
 
 TOY = """
