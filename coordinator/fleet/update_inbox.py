@@ -224,7 +224,7 @@ class Inbox:
     def _finish(self, key: Key) -> tuple[messages.Offer, Path | None]:
         transfer = self._transfer(key)
         try:
-            path = transfer.partial.finish(sync=self._sync)
+            path = transfer.partial.finish()
         except Refused:
             transfer.damaged += 1
             if transfer.damaged < MAX_DAMAGED:
@@ -389,8 +389,8 @@ class Inbox:
         if more > 0 and shutil.disk_usage(self.spool).free < more + promised + self.reserve:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._name_url(key, manifest):
-            return UploadedFile(manifest, path)
-        return PartialFile(manifest, path, limit=manifest.size)
+            return UploadedFile(manifest, path, sync=self._sync)
+        return PartialFile(manifest, path, limit=manifest.size, sync=self._sync)
 
     def _name_url(self, key: Key, manifest: messages.Manifest) -> str:
         """Return where an agent uploads an update; empty: it sends chunks."""

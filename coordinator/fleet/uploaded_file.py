@@ -20,9 +20,12 @@ class UploadedFile:
     the upload.
     """
 
-    def __init__(self, manifest: Manifest, path: Path) -> None:
-        """Permit the upload, or continue that of an earlier process. Raises OSError."""
-        self.manifest, self.path = manifest, path
+    def __init__(self, manifest: Manifest, path: Path, *, sync: bool = True) -> None:
+        """Permit the upload, or continue that of an earlier process. Raises OSError.
+
+        sync: wait until the disk has the update before it is moved to `path`.
+        """
+        self.manifest, self.path, self._sync = manifest, path, sync
         self.part = path.with_name(path.name + PART)
         note = path.with_name(path.name + HAVE)
         if note.exists() or self.size > manifest.size:  # of a transfer in chunks, or another one
@@ -63,14 +66,13 @@ class UploadedFile:
         """Return the bitmap to send: none."""
         return b""
 
-    def finish(self, *, sync: bool = True) -> Path:
-        """Move the whole update to `path`. sync: first wait until the disk has it.
-
-        If its digest is wrong, the upload starts over, and Refused is raised.
+    def finish(self) -> Path:
+        """Move the whole update to `path`. If its digest is wrong, the upload starts over, and
+        Refused is raised.
         """
         with self.part.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-            if sync:
+            if self._sync:
                 os.fsync(file.fileno())
         if found != self.manifest.sha256:
             self.part.unlink()

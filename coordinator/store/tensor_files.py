@@ -14,7 +14,7 @@ from torch import Tensor
 from coordinator.store.file_digest_check import find_problem
 from federated.errors import StoreError, explain_os_errors
 from federated.runtime.atomic_files import sha256
-from federated.system.disk_sync import sync
+from federated.system.disk_sync import begin_sync, sync
 
 __all__ = ["read_tensors", "write_tensors"]
 
@@ -26,8 +26,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str,
     part = path.with_suffix(".part")
     try:
         save_file({name: value.contiguous() for name, value in tensors.items()}, part, dict(texts))
-        sync(part)
+        begin_sync(part)
         digest = sha256(part)
+        sync(part)
         part.replace(path)
         sync(path.parent)
     except SafetensorError as error:

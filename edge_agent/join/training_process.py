@@ -31,7 +31,7 @@ from federated.device.trainers.trainer import GraphTrainer, Trainer
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
 from federated.runtime.torch_import import defer_compiler
 from federated.system.child_processes import take_output
-from federated.system.disk_sync import sync
+from federated.system.disk_sync import begin_sync
 from federated.system.process_limits import end_with_parent, lower_priority
 from federated.task import Card, Profile, Task
 from federated.training.training_inputs import Execution, Stopped
@@ -205,7 +205,7 @@ def _perform(
         )
         weights, result = Path(message["weights"]), Path(message["result"])
         loss = carry_out(site.trainer, task, weights, result, site.data, execution)
-        sync(result)
+        begin_sync(result)  # the agent waits for the disk when it has read the update
     except Stopped:
         channel.receive()  # the request that cancelled it
         return {"failed": "cancelled"}

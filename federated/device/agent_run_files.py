@@ -31,6 +31,7 @@ import msgspec
 
 from federated.errors import StoreError, WireError, explain_os_errors
 from federated.runtime import atomic_files
+from federated.system.disk_sync import sync
 from federated.system.file_locks import lock_path, unlock_path
 from federated.task import Task
 from federated.training.state_between_rounds import FOLDER
@@ -169,6 +170,7 @@ class Spool:
             identify_run(run), envelope.encode(update.task), envelope.encode(update.manifest)
         )
         try:
+            sync(update.path)
             note = replace(note, digest=note.expected_digest)
             atomic_files.write(update.path.with_suffix(TASK), msgspec.msgpack.encode(note))
         except OSError as error:

@@ -92,9 +92,8 @@ class Downloads:
 
     def _begin_next(self, now: float) -> None:
         blob, path = self._waiting.popleft()
-        self._download = Download(
-            self.link, blob, path, now, sync=self.spool.lasting, http=self._http
-        )
+        # not synced: after a power cut, `_find` notices what the disk lost
+        self._download = Download(self.link, blob, path, now, sync=False, http=self._http)
 
     def take(self, topic: str, message: messages.Manifest | messages.Chunk, now: float) -> bool:
         """Handle a message, and return whether it completed the last file of the task. Raises

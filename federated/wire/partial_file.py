@@ -23,6 +23,7 @@ import msgspec
 
 from federated.errors import Refused
 from federated.system.disk_space_reservation import reserve_space
+from federated.system.disk_sync import begin_sync
 from federated.wire.chunks import Receiver
 from federated.wire.messages import Manifest
 
@@ -35,13 +36,14 @@ PIECE = 1 << 20  # bytes that are read at a time
 class PartialFile(Receiver):
     """Collects the chunks of a blob beside `path`, and moves the whole blob there."""
 
-    def __init__(self, manifest: Manifest, path: Path, *, limit: int) -> None:
+    def __init__(self, manifest: Manifest, path: Path, *, limit: int, sync: bool = True) -> None:
         """Resume a transfer with the same manifest, or begin a new one.
 
-        limit: largest acceptable size, bytes. Raises Refused for a larger manifest, OSError if the
-        disk has no room.
+        limit: largest acceptable size, bytes.
+        sync: wait until the disk has the blob before it is moved to `path`.
+        Raises Refused for a larger manifest, OSError if the disk has no room.
         """
-        self.path = path
+        self.path, self._sync = path, sync
         self._part, self._note = path.with_name(path.name + PART), path.with_name(path.name + HAVE)
         super().__init__(manifest, limit=limit)
 
@@ -73,6 +75,8 @@ class PartialFile(Receiver):
         it.
         """
         have = super().acknowledge()
+        if self._sync:
+            begin_sync(self._part)
         if any(have):
             note = msgspec.msgpack.encode((self.manifest, have))
             # Overwritten, since its size stays the same: before a file is renamed over another one,
@@ -82,17 +86,14 @@ class PartialFile(Receiver):
                 file.write(note)
         return have
 
-    def finish(self, *, sync: bool = True) -> Path:
-        """Move the whole blob to `path`. sync: first wait until the disk has it.
-
-        Raises Refused as `verify` does.
-        """
+    def finish(self) -> Path:
+        """Move the whole blob to `path`. Raises Refused as `verify` does."""
         try:
             self.verify()
         except Refused:
             self._note.unlink(missing_ok=True)
             raise
-        if sync:
+        if self._sync:
             os.fsync(self._file.fileno())
         self.close()
         self._part.replace(self.path)  # `rename` replaces no file on Windows

@@ -188,7 +188,9 @@ class Download:
         """Resume the transfer of a manifest, or begin it and allocate all of its room."""
         self._prepare(manifest)
         try:
-            self._partial = PartialFile(manifest, self._place, limit=self.blob.size)
+            self._partial = PartialFile(
+                manifest, self._place, limit=self.blob.size, sync=self._sync
+            )
         except OSError:
             self._release()
             raise
@@ -285,7 +287,7 @@ class Download:
 
     def _finish(self, partial: PartialFile) -> bool:
         try:
-            partial.finish(sync=self._sync).replace(self.path)
+            partial.finish().replace(self.path)
             if self._sync:
                 sync(self.path.parent)
         except Refused:
