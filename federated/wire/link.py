@@ -93,13 +93,13 @@ class Link(Protocol):
         queue stays full.
         """
 
-    def subscribe(self, pattern: str) -> None:
-        """Subscribe to a pattern, across reconnections, before this link publishes anything else.
+    def subscribe(self, *patterns: str) -> None:
+        """Subscribe to patterns, across reconnections, before this link publishes anything else.
         Retained messages are delivered, also if the link had subscribed before.
         """
 
-    def unsubscribe(self, pattern: str) -> None:
-        """Cancel the subscription to a pattern."""
+    def unsubscribe(self, *patterns: str) -> None:
+        """Cancel the subscriptions to patterns."""
 
     def receive(self, timeout: float) -> Delivery | None:
         """Return the next delivery, LINK_DOWN or LINK_UP, waiting up to `timeout` seconds; None if

@@ -97,6 +97,7 @@ class Download:
         self._place = path  # beside which the bytes are collected
         self._manifest = topics.manifest(blob.base)
         self._requested = dict[int, str]()  # topics of the subscribed chunks, by index
+        self._arrived = list[str]()  # topics of those that arrived and are still subscribed
         link.subscribe(self._manifest)
 
     def take(self, message: messages.Manifest | messages.Chunk, now: float) -> bool:
@@ -180,9 +181,9 @@ class Download:
         self._release()
 
     def _unsubscribe(self) -> None:
-        for topic in (self._manifest, *self._requested.values()):
-            self.link.unsubscribe(topic)
+        self.link.unsubscribe(self._manifest, *self._requested.values(), *self._arrived)
         self._requested.clear()
+        self._arrived.clear()
 
     def _open(self, manifest: messages.Manifest) -> None:
         """Resume the transfer of a manifest, or begin it and allocate all of its room."""
@@ -271,17 +272,26 @@ class Download:
 
     def _request_missing(self) -> None:
         assert self._partial is not None
-        for index in self._partial.missing[:WINDOW]:
-            if index not in self._requested:
-                self._requested[index] = topics.chunk(self.blob.base, index)
-                self.link.subscribe(self._requested[index])
+        if self._arrived:
+            self.link.unsubscribe(*self._arrived)
+            self._arrived.clear()
+        more = {
+            index: topics.chunk(self.blob.base, index)
+            for index in self._partial.missing[:WINDOW]
+            if index not in self._requested
+        }
+        if more:
+            self._requested |= more
+            self.link.subscribe(*more.values())
 
     def _advance(self, partial: PartialFile, index: int) -> None:
-        """Store the bitmap from time to time, and request more once half a window is left."""
+        """Store the bitmap from time to time, and request more once half a window is left. Several
+        subscriptions share a message, since each message takes as long as a small chunk.
+        """
         if partial.is_grant_due(self.progressed):
             self.save()
         if (topic := self._requested.pop(index, None)) is not None:
-            self.link.unsubscribe(topic)
+            self._arrived.append(topic)
         if len(self._requested) <= WINDOW // 2:
             self._request_missing()
 

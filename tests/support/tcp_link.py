@@ -150,15 +150,17 @@ class TcpLink:
             self._waiting[self._last] = message
             self._tell("publish", self._last, *message)
 
-    def subscribe(self, pattern: str) -> None:
+    def subscribe(self, *patterns: str) -> None:
         with self._changed:
-            self._patterns[pattern] = None
-            self._tell("subscribe", pattern)
+            for pattern in patterns:
+                self._patterns[pattern] = None
+                self._tell("subscribe", pattern)
 
-    def unsubscribe(self, pattern: str) -> None:
+    def unsubscribe(self, *patterns: str) -> None:
         with self._changed:
-            self._patterns.pop(pattern, None)
-            self._tell("unsubscribe", pattern)
+            for pattern in patterns:
+                self._patterns.pop(pattern, None)
+                self._tell("unsubscribe", pattern)
 
     def receive(self, timeout: float) -> Delivery | None:
         delivery = self._deliveries.get(timeout)

@@ -193,14 +193,16 @@ class MemoryLink:
         elif qos > 0:
             self._outgoing.append((topic, bytes(payload), retain))
 
-    def subscribe(self, pattern: str) -> None:
+    def subscribe(self, *patterns: str) -> None:
         self._check_open()
-        self.patterns.add(pattern)
-        self._broker.subscribe(self, pattern)
+        for pattern in patterns:
+            self.patterns.add(pattern)
+            self._broker.subscribe(self, pattern)
 
-    def unsubscribe(self, pattern: str) -> None:
-        self.patterns.discard(pattern)
-        self._broker.unsubscribe(self, pattern)
+    def unsubscribe(self, *patterns: str) -> None:
+        for pattern in patterns:
+            self.patterns.discard(pattern)
+            self._broker.unsubscribe(self, pattern)
 
     @property
     def backlog(self) -> int:

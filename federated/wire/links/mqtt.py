@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import paho.mqtt.client as mqtt
 from paho.mqtt.reasoncodes import ReasonCode
@@ -52,6 +53,7 @@ HOLD = 20.0
 DROPS_LOGGED = 10.0  # seconds between warnings about dropped deliveries
 PATIENCE = 120.0  # seconds that `publish` waits for room in a full queue
 ANSWER = 2.0  # seconds that a repeated subscription waits for the broker's answer
+TOGETHER = 8  # subscriptions of one message: AWS IoT accepts no more
 FAREWELL = 5.0  # seconds that `close` waits for acknowledgements
 
 
@@ -87,7 +89,9 @@ class MqttLink:
         self.client_id, self.sent_bytes, self.received_bytes = client_id, 0, 0
         self._deliveries = DeliveryQueue(find_sender=topics.find_sender)
         self._patterns: dict[str, None] = {}
-        self._asked: dict[int, str] = {}  # subscriptions by message id, until the broker answers
+        self._asked: dict[
+            int, Sequence[str]
+        ] = {}  # subscriptions by message id, until the broker answers
         # published messages that may not be acknowledged yet: topic, bytes
         self._in_flight: list[tuple[mqtt.MQTTMessageInfo, str, int]] = []
         # never acquired in the network thread: paho holds its own locks when it calls a handler
@@ -150,19 +154,19 @@ class MqttLink:
                 self._in_flight = [one for one in self._in_flight if not one[0].is_published()]
                 self._in_flight.append((info, topic, len(data)))
 
-    def subscribe(self, pattern: str) -> None:
+    def subscribe(self, *patterns: str) -> None:
         self._check()
-        again = pattern in self._patterns and self.protocol != mqtt.MQTTv5
+        known = [] if self.protocol == mqtt.MQTTv5 else [p for p in patterns if p in self._patterns]
         with self._lock:
-            if again:
+            if known:
                 # rumqttd repeats retained messages only for a new subscription
-                self._client.unsubscribe(pattern)
-            self._patterns[pattern] = None
-            mid = self._ask(pattern, SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE)
+                self._client.unsubscribe(known)
+            self._patterns |= dict.fromkeys(patterns)
+            asked = self._ask(patterns, SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE)
         until = time.monotonic() + ANSWER
         while (
-            again
-            and mid in self._asked
+            known
+            and not self._asked.keys().isdisjoint(asked)
             and self._client.is_connected()
             and time.monotonic() < until
         ):
@@ -170,10 +174,10 @@ class MqttLink:
             # not replace the retained ones before the broker reads them.
             time.sleep(0.002)
 
-    def unsubscribe(self, pattern: str) -> None:
+    def unsubscribe(self, *patterns: str) -> None:
         with self._lock:
-            if self._patterns.pop(pattern, "") is None:
-                self._client.unsubscribe(pattern)
+            if known := [p for p in patterns if self._patterns.pop(p, "") is None]:
+                self._client.unsubscribe(known)
 
     @property
     def backlog(self) -> int:
@@ -278,17 +282,20 @@ class MqttLink:
             else:
                 self._client.loop_start()
 
-    def _ask(self, pattern: str, retained: int) -> int | None:
-        """Send a subscription, and return its message id."""
-        if self.protocol == mqtt.MQTTv5:
-            _, mid = self._client.subscribe(
-                pattern, options=SubscribeOptions(qos=1, retainHandling=retained)
-            )
-        else:
-            _, mid = self._client.subscribe(pattern, qos=1)
-        if mid is not None:
-            self._asked[mid] = pattern
-        return mid
+    def _ask(self, patterns: Sequence[str], retained: int) -> list[int]:
+        """Send subscriptions, and return the ids of their messages."""
+        options = SubscribeOptions(qos=1, retainHandling=retained)
+        asked = list[int]()
+        for start in range(0, len(patterns), TOGETHER):
+            some = patterns[start : start + TOGETHER]
+            if self.protocol == mqtt.MQTTv5:
+                _, mid = self._client.subscribe([(pattern, options) for pattern in some])
+            else:
+                _, mid = self._client.subscribe([(pattern, 1) for pattern in some])
+            if mid is not None:
+                self._asked[mid] = some
+                asked.append(mid)
+        return asked
 
     # ---- in the network's thread -----------------------------------------------------------------
 
@@ -301,8 +308,7 @@ class MqttLink:
         if not self._greeted:
             self._greeted = True
             return
-        for pattern in list(self._patterns):
-            self._ask(pattern, SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
+        self._ask(list(self._patterns), SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
         # last, since rumqttd ignores a client that unsubscribes first
         self._deliveries.put(Delivery(LINK_UP, b"resumed" if resumed else b""), force=True)
 
@@ -380,12 +386,12 @@ class MqttLink:
         self._acknowledged.set()
 
     def _on_subscribe(self, mid: int, reasons: list[ReasonCode]) -> None:
-        pattern = self._asked.pop(mid, "")
-        if any(reason.is_failure for reason in reasons):
-            self._fatal = (
-                f"{self.address}: the broker refuses a subscription to '{pattern}': {reasons[0]}; "
-                "check this user's rights to subscribe"
-            )
+        for pattern, reason in zip(self._asked.pop(mid, ()), reasons, strict=False):
+            if reason.is_failure:
+                self._fatal = (
+                    f"{self.address}: the broker refuses a subscription to '{pattern}': {reason}; "
+                    "check this user's rights to subscribe"
+                )
 
 
 def _describe(lost: list[tuple[str, int]]) -> str:
