@@ -18,6 +18,8 @@ from federated.wire import messages
 
 __all__ = ["UpdateReception", "find_key"]
 
+PROGRESS = 0.5  # seconds between events about the chunks of an update: leases are longer
+
 
 class UpdateReception:
     """Turns what arrives of updates into events of the round.
@@ -34,13 +36,16 @@ class UpdateReception:
         """Store a chunk of an update, and check the update once it is complete. Raises Refused,
         StoreError.
         """
-        known = self._inbox.find_key(name, chunk.transfer)
+        key = self._inbox.find_key(name, chunk.transfer)
         new = self._inbox.lacks(name, chunk.transfer, chunk.index)
-        finished = self._inbox.take(name, chunk, self._clock())
+        finished, now = self._inbox.take(name, chunk, self._clock()), self._clock()
         if finished is not None:
             self._check(name, *finished)
-        elif known is not None and new:
-            self._driver.handle(on.ChunkCame(self._clock(), known))
+        elif key is not None and new:
+            state = self._driver.round.tasks.get(key)
+            # each event takes as long as the chunk itself
+            if state is None or now - state.sent >= PROGRESS:
+                self._driver.handle(on.ChunkCame(now, key))
 
     def finish_upload(self, key: Key) -> bool:
         """Check an update that came over HTTP, if it is complete. Return whether it was. Raises
