@@ -84,6 +84,7 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
         for version in range(versions):
             data = os.urandom(size * 1_000_000)
             sent = slots.put(f"r{version}", SUBMODEL, (data,), f"r{version % SLOTS}")
+            slots.send()
             coordinator.flush(60)
             start = time.perf_counter()
             blob = RetainedBlob(

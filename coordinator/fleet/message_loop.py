@@ -210,6 +210,7 @@ class MessageLoop:
             self._control.look()
         self.publish(LoopTurned())
         self._bar_agents()
+        self.endpoint.slots.send()
         delivery = self.link.receive(timeout)
         if delivery is not None:
             try:

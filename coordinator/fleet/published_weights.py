@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.http_transfers.transfer_urls import TransferUrls
 from federated.errors import StoreError
 from federated.system.file_mapping import map_file
-from federated.wire import topics
+from federated.wire import envelope, topics
 from federated.wire.chunks import split
 from federated.wire.link import Link
 from federated.wire.messages import Manifest
@@ -56,6 +56,7 @@ class WeightSlots:
         self.link, self.run, self.folder, self.chunk, self.urls = link, run, folder, chunk, urls
         self.served_bytes = 0
         self._items: dict[tuple[str, str], PublishedWeights] = {}  # by version and submodel
+        self._unsent: dict[tuple[str, str], memoryview] = {}  # without chunks at the broker
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.weights"):
             path.unlink()  # of a coordinator that crashed
@@ -63,7 +64,8 @@ class WeightSlots:
     def put(
         self, version: str, submodel: str, pieces: Sequence[bytes | memoryview], slot: str
     ) -> PublishedWeights:
-        """Publish encoded weights unless they are published already.
+        """Publish the manifest of encoded weights unless they are published already. The chunks
+        follow with `send`, so that agents can download the first while the last are published.
 
         pieces: the weights in order.
         slot: where to publish, unless another version is there. It is the same for a version in
@@ -86,9 +88,17 @@ class WeightSlots:
                 manifest = replace(manifest, url=url)
                 self.served_bytes += manifest.size if url else 0
             item = PublishedWeights(version, self._find_free(version, slot), manifest, path)
-            self._items[version, submodel] = item
-            publish(self.link, topics.model(self.run, item.slot, submodel), manifest, data)
+            self._items[version, submodel], self._unsent[version, submodel] = item, data
+            base = topics.model(self.run, item.slot, submodel)
+            self.link.publish(topics.manifest(base), envelope.encode(manifest), retain=True)
         return item
+
+    def send(self) -> None:
+        """Publish the chunks of weights whose tasks were sent."""
+        while self._unsent:
+            key = next(iter(self._unsent))
+            item, base = self._items[key], topics.model(self.run, self._items[key].slot, key[1])
+            publish(self.link, base, item.manifest, self._unsent.pop(key))
 
     def _find_free(self, version: str, slot: str) -> str:
         """Return the slot, or the next one that no other version uses: a straggler's version may
@@ -114,6 +124,7 @@ class WeightSlots:
 
     def republish(self) -> None:
         """Publish everything again, for a broker that may have lost it."""
+        self._unsent.clear()
         for (_, submodel), item in self._items.items():
             publish(
                 self.link,
@@ -127,6 +138,7 @@ class WeightSlots:
         for (version, submodel), item in list(self._items.items()):
             if version not in keep:
                 withdraw(self.link, topics.model(self.run, item.slot, submodel), item.manifest)
+                self._unsent.pop((version, submodel), None)
                 item.path.unlink(missing_ok=True)
                 del self._items[version, submodel]
 
@@ -135,3 +147,4 @@ class WeightSlots:
         for item in self._items.values():
             item.path.unlink(missing_ok=True)
         self._items.clear()
+        self._unsent.clear()

@@ -34,8 +34,9 @@ PATIENCE = 5.0  # seconds without a new chunk before the missing ones are reques
 
 
 def publish(link: Link, base: str, manifest: messages.Manifest, data: memoryview) -> None:
-    """Publish `data` under `base`: the manifest last, when all chunks can be fetched. With an
-    address in the manifest, there are no chunks.
+    """Publish `data` under `base`: the manifest last, when all chunks can be fetched. A receiver
+    that got the manifest before receives chunks as they are published. With an address in the
+    manifest, there are no chunks.
     """
     for chunk in slices(manifest, data) if not manifest.url else ():
         link.publish(topics.chunk(base, chunk.index), envelope.encode(chunk), retain=True)

@@ -20,6 +20,7 @@ from federated.safe_text import MAX_TEXT
 from federated.task import Task, Update
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.retained_blobs import Download, RetainedBlob
 from tests.support.manual_clock import Clock
 from tests.support.scripted_agent import (
     Folding,
@@ -80,6 +81,7 @@ def test_weights_are_published_again_to_a_broker_that_lost_them(
     fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:
     fleet.endpoint.slots.put("r0", "w1", (b"weights",), "r0")
+    fleet.endpoint.slots.send()
     known = dict(memory.retained)
     assert len(known) == 3, "the card, a chunk and a manifest"
     memory.retained.clear()
@@ -176,12 +178,35 @@ def test_a_slot_is_never_used_by_two_versions_at_once(
     assert {topic.split("/")[4] for topic in memory.retained if "/model/" in topic} == {"r0"}
 
 
+def test_chunks_follow_the_messages_that_are_sent_meanwhile(
+    fleet: MessageLoop, memory: MemoryBroker, tmp_path: Path
+) -> None:
+    """An agent that already has its task downloads them as they are published."""
+    sent = fleet.endpoint.slots.put("r0", "w1", (bytes(3000),), "r0").manifest
+    agent = MemoryLink(memory, "a")
+    blob = RetainedBlob(topics.model("r", "r0", "w1"), sent.sha256, sent.size)
+    download = Download(agent, blob, tmp_path / "weights", 0.0)
+    receive(agent, download)
+    assert download.received == 0
+    fleet.turn(0)
+    receive(agent, download)
+    assert (tmp_path / "weights").read_bytes() == bytes(3000)
+
+
+def receive(link: MemoryLink, download: Download) -> None:
+    while delivery := link.receive(0):
+        message = envelope.decode(delivery.payload)
+        assert isinstance(message, messages.Manifest | messages.Chunk)
+        download.take(message, 0.0)
+
+
 def test_a_resumed_round_overwrites_the_weights_of_the_last_process(
     memory: MemoryBroker, tmp_path: Path
 ) -> None:
     for _ in range(2):
         slots = WeightSlots(MemoryLink(memory, "coordinator"), "r", tmp_path)
         assert slots.put("r13", "w1", (b"weights",), "r5").slot == "r5"
+        slots.send()
     slots.clear()
     assert not memory.retained
 
@@ -216,6 +241,7 @@ def test_a_stopped_coordinator_withdraws_its_card_and_weights_if_the_broker_answ
         fleet = MessageLoop(link, CARD, tmp_path)
         fleet.endpoint.announce()
         fleet.endpoint.slots.put("r0", "w1", (b"weights",), "r0")
+        fleet.endpoint.slots.send()
         fleet.endpoint.withdraw()
         assert len(memory.retained) == left, "a chunk and a manifest"
 
