@@ -82,14 +82,13 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
         slots = WeightSlots(coordinator, RUN, folder / "shelf")
         memory, seconds = [measure_memory(broker)], list[float]()
         for version in range(versions):
-            data = os.urandom(size * 1_000_000)
-            sent = slots.put(f"r{version}", SUBMODEL, (data,), f"r{version % SLOTS}")
+            data = (os.urandom(size * 1_000_000),)
+            sent = slots.put(f"r{version}", SUBMODEL, data, f"r{version % SLOTS}")
             slots.send()
             coordinator.flush(60)
             start = time.perf_counter()
-            blob = RetainedBlob(
-                topics.model(RUN, sent.slot, SUBMODEL), sent.manifest.sha256, sent.manifest.size
-            )
+            base = topics.model(RUN, sent.slot, SUBMODEL)
+            blob = RetainedBlob(base, sent.manifest.sha256, sent.manifest.size)
             download(links, blob, folder)
             seconds.append(time.perf_counter() - start)
             slots.clear()

@@ -177,8 +177,8 @@ def fold_again(
             hashlib.sha256(data).hexdigest() for data in made
         }
         codec = find_codec(config.wire.codec)
-        sent = b"".join(encode_update(update, codec, weights))
-        received = decode_update(sent, codec, sys.maxsize, weights)
+        encoded = b"".join(encode_update(update, codec, weights))
+        received = decode_update(encoded, codec, sys.maxsize, weights)
         plan = method.place(states[-1], submodel)
         fold(total, method.parts(states[-1], plan, to_torch(received)), (entry.agent, number))
     return total, foreign

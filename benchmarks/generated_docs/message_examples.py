@@ -77,7 +77,7 @@ def list_update(task: Task) -> Iterator[str]:
         tensors=TRAINED,
         notes={"loss": 0.5},
     )
-    blob = encode_update(update, RAW, RECEIVED)
+    blob = b"".join(encode_update(update, RAW, RECEIVED))
     manifest = split(blob, CHUNK, task.transfer)
     (chunk,) = slices(manifest, blob)
     values = {name: value.tolist() for name, value in TRAINED.items()}

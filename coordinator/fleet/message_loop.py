@@ -278,8 +278,7 @@ class MessageLoop:
             return
         if where is None or not where.agent or not delivery.payload or self._is_barred(where.agent):
             return
-        name, now = where.agent, self.clock()
-        size = len(delivery.payload)
+        name, size, now = where.agent, len(delivery.payload), self.clock()
         if not self._is_admitted(where, name, size, now):
             self._count_dropped(name, size)
             return

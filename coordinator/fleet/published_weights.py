@@ -88,7 +88,9 @@ class WeightSlots:
                 manifest = replace(manifest, url=url)
                 self.served_bytes += manifest.size if url else 0
             item = PublishedWeights(version, self._find_free(version, slot), manifest, path)
-            self._items[version, submodel], self._unsent[version, submodel] = item, data
+            self._items[version, submodel] = item
+            if not manifest.url:
+                self._unsent[version, submodel] = data
             base = topics.model(self.run, item.slot, submodel)
             self.link.publish(topics.manifest(base), envelope.encode(manifest), retain=True)
         return item

@@ -77,7 +77,7 @@ def pieces(meta: Mapping[str, Any], tensors: Mapping[str, Any]) -> list[bytes | 
     for name, array in arrays.items():
         # a gap is zeroed, so that equal tensors make equal blobs
         parts.append(bytes(starts[name] - end))
-        parts.append(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+        parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         end = starts[name] + array.nbytes
     return parts
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from pathlib import Path
@@ -68,8 +67,7 @@ def test_a_busy_coordinator_handles_waiting_messages_before_it_calls_an_agent_si
 def test_weights_that_do_not_fit_the_disk_are_a_store_error_and_leave_no_file(
     fleet: MessageLoop, memory: MemoryBroker
 ) -> None:
-    name = f"{hashlib.sha256(b'weights').hexdigest()}.weights"
-    before, part = dict(memory.retained), fleet.endpoint.slots.folder / name
+    before, part = dict(memory.retained), fleet.endpoint.slots.folder / "r0-w1.weights"
     part.symlink_to("/dev/full")
     with pytest.raises(StoreError, match=r"weights of 7 bytes .*: No space left on device"):
         fleet.endpoint.slots.put("r0", "w1", (b"weights",), "r0")
