@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from federated.engine.contribution_checks import Outline, check_outlines
+from federated.engine.reusable_memory import lend_zeros
 from federated.engine.update_contributions import Form, Forms, Weight
 from models.slicing import Row, Where, corner
 from models.slicing import blocks as cut
@@ -71,12 +71,9 @@ def find_layout(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Layout] | None:
 
 
 def pack(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Return zeros for each name, side by side in one buffer, aligned as in an encoded update.
-
-    numpy asks the system for large pages, which it hands out several times faster.
-    """
+    """Return zeros for each name, side by side in one buffer, aligned as in an encoded update."""
     counts = [aligned_size(shape) for shape in shapes.values()]
-    flat = torch.from_numpy(np.zeros(sum(counts), np.float32))
+    flat = lend_zeros(sum(counts))
     starts = itertools.accumulate(counts, initial=0)
     return {
         name: flat[start : start + math.prod(shape)].view(shape)
