@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from federated.method import configure
+from federated.method import State, configure
 from federated.methods.catalogue import find_method
 from models.submodel import Submodel, scale_count
 from tests.support.golden import close, golden, play_round
@@ -18,10 +18,13 @@ def check_allsmall_exclusivefl(toy):
 
     def after(name):
         chosen = find_method(name)
-        menu = chosen.menu(whole.network, configure(chosen, {"widths": list(widths.values())}))
+        settings = configure(chosen, {"widths": list(widths.values())})
+        menu = chosen.menu(whole.network, settings)
+        state = State(0, before, settings, menu=menu)
         updates = []
         for kind, client in clients:
-            submodel = chosen.assign(None, None, [s for s in menu if s.width <= widths[kind]], None)
+            able = [s for s in menu if s.width <= widths[kind]]
+            submodel = chosen.assign(state, None, able, None)
             updates.append(
                 (
                     submodel,
