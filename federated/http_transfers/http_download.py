@@ -14,7 +14,6 @@ import re
 import shutil
 from http import HTTPStatus
 from http.client import HTTPResponse
-from io import FileIO
 from pathlib import Path
 
 from federated.errors import Refused
@@ -44,7 +43,8 @@ class HttpDownload(HttpTransfer):
         """Raise OSError if the disk has no room."""
         super().__init__(access, url, f"download of {sha256[:12]}")
         self._sha256, self._size = sha256, size
-        self._file = open_part(part)
+        part.touch()
+        self._file = part.open("r+b", buffering=0)
         self.moved = min(self._file.seek(0, os.SEEK_END), size)
         if shutil.disk_usage(part.parent).free < size - self.moved:
             self._file.close()
@@ -111,10 +111,6 @@ class HttpDownload(HttpTransfer):
                 f"{found.hexdigest()[:16]}; the download starts over"
             )
         self._cut(self._size)
-
-
-def open_part(part: Path) -> FileIO:
-    return FileIO(os.open(part, os.O_RDWR | os.O_CREAT, 0o644), "r+")
 
 
 def read_range(answer: HTTPResponse) -> tuple[int, int | None]:

@@ -249,7 +249,7 @@ class Download:
             self._release()
             raise failure.error if isinstance(failure, DiskFailure) else failure
         if self._sync:
-            with part.open("rb") as file:
+            with part.open("r+b") as file:  # Windows syncs no file that is open for reading
                 os.fsync(file.fileno())
         part.replace(self.path)
         if self._sync:
