@@ -5,6 +5,7 @@ import test from "node:test";
 import { describeData, listBatches } from "../src/trainer/examples.ts";
 import { Graph, OPERATORS } from "../src/trainer/graph.ts";
 import { readOnnx } from "../src/trainer/onnx_file.ts";
+import { makeDataset } from "../src/phone/sources/examples.ts";
 import { add, listViews, tally } from "../src/trainer/scores.ts";
 
 const PYTHON = "../../../federated/device/trainers/graph_checks.py";
@@ -46,6 +47,15 @@ test("a card has moments by channel, and no example", () => {
   const card = describeData({ name: "two", inputs: [2, 1, 2], outputs: 2, train, held });
   assert.deepEqual([card.mean, card.std], [[2, 5], [1, 1]], "a constant channel is not scaled");
   assert.deepEqual([card.examples, card.held_out], [2, 0]);
+});
+
+test("labelled windows of motion become float32 examples, of which every fifth is held out", () => {
+  const recorded = [0, 1, 2, 3, 4, 5].map((one) => ({ x: Float32Array.of(one, -one - 0.5), y: one % 2 }));
+  const data = makeDataset("motion", { inputs: [2, 1], outputs: 2 }, recorded);
+  assert.deepEqual([...data.train.x], [0, -0.5, 1, -1.5, 2, -2.5, 3, -3.5, 5, -5.5]);
+  assert.deepEqual([[...data.train.y], [...data.held.x], [...data.held.y]], [[0, 1, 0, 1, 1], [4, -4.5], [0]]);
+  const card = describeData(data);
+  assert.deepEqual([card.dtype, card.inputs, card.mean], ["float32", [2, 1], [2.2, -2.7]]);
 });
 
 test("scores of two batches add up", () => {
