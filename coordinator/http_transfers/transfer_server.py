@@ -12,6 +12,7 @@ update when it expects it, and removes it when it does not any more: the server 
 from __future__ import annotations
 
 import hmac
+import os
 import re
 import socket
 import ssl
@@ -35,8 +36,12 @@ __all__ = ["TransferServer"]
 
 CONNECTIONS = 1024
 IDLE = 30.0  # seconds without a request
+# seconds of a connection: while it is open, files that the coordinator removed keep their room on
+# the disk. Agents go on over another one
+LIFETIME = 600.0
 STALL_TIMEOUT = 30.0  # seconds without a byte of an update
 FAREWELL = 3.0
+UNEXPECTED = "this update is not expected any more"
 HEADERS = {
     "Cache-Control": "public, max-age=31536000, immutable",
     "X-Content-Type-Options": "nosniff",
@@ -56,7 +61,7 @@ class TransferServer(WebServer):
         """spool: folder of the weights and the updates. secret: see `TransferUrls`. Raises OSError
         if the port cannot be bound.
         """
-        limits = Limits(CONNECTIONS, FAREWELL, idle=IDLE)
+        limits = Limits(CONNECTIONS, FAREWELL, idle=IDLE, lifetime=LIFETIME)
         super().__init__(make_application(spool, secret), address, limits, tls=tls)
 
 
@@ -65,8 +70,9 @@ def make_application(spool: Path, secret: bytes) -> Starlette:
     busy = set[Path]()  # updates that a request appends to
 
     async def send_weights(request: Request) -> Response:
-        path = spool / f"{request.path_params['sha256']}.weights"
-        if not re.fullmatch(r"[0-9a-f]{64}", path.stem) or not path.is_file():
+        sha256 = request.path_params["sha256"]
+        path = spool / f"{sha256}.weights"
+        if not re.fullmatch(r"[0-9a-f]{64}", sha256) or not path.is_file():
             raise HTTPException(404, "these weights are not needed any more")
         return FileResponse(path, headers=HEADERS, media_type="application/octet-stream")
 
@@ -118,6 +124,8 @@ async def take_body(request: Request, file: FileIO, expected: int) -> None:
             taken += len(part)
             if taken > expected:
                 raise HTTPException(413, f"expected {expected} bytes, found more")
+            if not os.fstat(file.fileno()).st_nlink:  # removed, but it would still fill the disk
+                raise HTTPException(404, UNEXPECTED)
             await anyio.to_thread.run_sync(write_all, file, part)
     except TimeoutError as error:
         raise HTTPException(408, f"no byte came for {STALL_TIMEOUT:.0f} s") from error
@@ -146,7 +154,7 @@ def measure(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise HTTPException(404, "this update is not expected any more") from error
+        raise HTTPException(404, UNEXPECTED) from error
 
 
 def open_update(path: Path) -> FileIO:
@@ -154,7 +162,7 @@ def open_update(path: Path) -> FileIO:
     try:
         return FileIO(path, "r+")
     except FileNotFoundError as error:
-        raise HTTPException(404, "this update is not expected any more") from error
+        raise HTTPException(404, UNEXPECTED) from error
 
 
 def read_range(request: Request, size: int) -> tuple[int, int]:

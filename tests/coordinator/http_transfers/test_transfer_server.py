@@ -5,6 +5,8 @@ only from those who know its address.
 from __future__ import annotations
 
 import hashlib
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
@@ -13,6 +15,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from coordinator.access.certificate_authority import Authority
+from coordinator.http_transfers import transfer_server
 from coordinator.http_transfers.transfer_server import TransferServer
 from coordinator.http_transfers.transfer_urls import TransferUrls
 from coordinator.web_certificate import load_certificate
@@ -114,6 +117,56 @@ def test_an_update_that_is_not_expected_is_refused_and_makes_no_file(site: Site)
     assert "not expected any more" in str(site.ask("PUT", url, DATA)[2])
     assert "404" in str(send(url).failure)
     assert not (site.spool / PLACE).exists()
+
+
+def connect(site: Site, method: str, url: str, *headers: str) -> socket.socket:
+    """Send the head of a request, and return its connection."""
+    made = socket.create_connection(("127.0.0.1", site.server.port), 30)
+    target = url.removeprefix(site.urls.base)
+    lines = [f"{method} {target} HTTP/1.1", "Host: x", *headers, "", ""]
+    made.sendall("\r\n".join(lines).encode())
+    return made
+
+
+def test_bytes_of_an_update_that_is_not_expected_any_more_do_not_fill_the_disk(site: Site) -> None:
+    """An open file keeps its room after it was removed, as long as the agent sends slowly."""
+    url, path = site.urls.name_update(PLACE, len(DATA)), site.spool / PLACE
+    with connect(site, "PUT", url, f"Content-Length: {len(DATA)}") as link:
+        link.sendall(DATA[:1000])
+        eventually(lambda: path.stat().st_size == 1000)
+        with path.open("rb") as kept:
+            path.unlink()
+            link.sendall(DATA[1000:2000])
+            assert b" 404 " in link.recv(100)
+            assert len(kept.read()) == 1000
+
+
+def test_a_connection_ends_and_a_download_goes_on_over_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who read slowly must not keep the room of removed weights for ever."""
+    monkeypatch.setattr(transfer_server, "LIFETIME", 0.5)
+    with closing(TransferServer(tmp_path, SECRET, ("127.0.0.1", 0))) as server:
+        site = Site(tmp_path, server)
+        larger = DATA * 32  # more than the buffers of a connection
+        digest = hashlib.sha256(larger).hexdigest()
+        (tmp_path / f"{digest}.weights").write_bytes(larger)
+        url = site.urls.name_weights(digest, len(larger))
+        part = tmp_path / "part"
+        with connect(site, "GET", url) as link, link.makefile("rb") as answer:
+            head = answer.readline()
+            while answer.readline().strip():
+                pass
+            part.write_bytes(answer.read(1000))
+            time.sleep(1.5)
+            try:
+                more = len(answer.read())
+            except ConnectionResetError:
+                more = 0
+        assert b" 200 " in head
+        assert more < len(larger) - 1000
+        assert end(HttpDownload(HttpAccess(), url, part, digest, len(larger))).complete
+    assert part.read_bytes() == larger
 
 
 def test_no_more_bytes_than_the_expected_ones_are_taken(site: Site) -> None:
