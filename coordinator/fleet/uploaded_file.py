@@ -29,8 +29,8 @@ class UploadedFile:
         self.part = path.with_name(path.name + PART)
         note = path.with_name(path.name + HAVE)
         if note.exists() or self.size > manifest.size:  # of a transfer in chunks, or another one
+            self.part.unlink(missing_ok=True)  # after a kill, there may be the note only
             note.unlink(missing_ok=True)
-            self.part.unlink()
         self.part.touch()
 
     @property

@@ -15,6 +15,7 @@ from coordinator.observe.events import Event
 from federated.wire import messages, topics
 from federated.wire.chunks import slices, split
 from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.partial_file import HAVE, PART
 from tests.support.manual_clock import Clock
 from tests.support.memory_federation import RUN, Federation, Member, digits, federate
 from tests.support.scripted_agent import Folding, ScriptedAgent, begin_phase, listen, task
@@ -181,3 +182,17 @@ def test_an_upload_continues_after_a_restart_of_the_coordinator(tmp_path: Path) 
     after = Uploading(tmp_path)
     after.offer()
     assert after.part.read_bytes() == DATA[:1000]
+
+
+def test_an_upload_begins_where_a_killed_process_left_only_the_note_of_chunks(
+    tmp_path: Path,
+) -> None:
+    before = Uploading(tmp_path)
+    before.offer()
+    path = before.part.with_suffix("")
+    before.part.unlink()
+    path.with_name(path.name + HAVE).write_bytes(b"note")
+    (grant,) = Uploading(tmp_path).offer()
+    assert isinstance(grant, messages.Grant)
+    assert grant.open
+    assert [one.name for one in path.parent.iterdir()] == [path.name + PART]
