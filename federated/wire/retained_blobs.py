@@ -207,9 +207,8 @@ class Download:
             )
         if self._partial is not None:
             self._partial.discard()
-            self._partial = None
-        if self._lock < 0:
-            self._lock = _lock(self._part)
+        self._release()
+        self._lock = _lock(self._part)
         own = f"{self.path.name}.{os.getpid()}-{secrets.token_hex(3)}"
         self._place = self.path if self._lock >= 0 else self.path.with_name(own)
 
@@ -309,11 +308,16 @@ class Download:
         return True
 
     def _release(self) -> None:
-        """Forget the partial file and release its lock."""
+        """Forget the partial file and release its lock. Remove a file of our own, which no other
+        download resumes.
+        """
         self._partial = None
         if self._lock >= 0:
             unlock_path(self._part, self._lock)
             self._lock = -1
+        elif self._place != self.path:
+            self._find_place().unlink(missing_ok=True)
+            self._place = self.path
 
 
 def _lock(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,21 @@ def test_a_download_without_the_lock_leaves_no_partial_file(
     second.download.close()
     first.download.close()
     assert sorted(p.name for p in path.parent.iterdir()) == [path.name + HAVE, path.name + PART]
+
+
+def test_a_download_over_http_without_the_lock_leaves_no_file_of_its_own(
+    broker: MemoryBroker, path: Path
+) -> None:
+    one, other = (replace(MANIFEST, url=f"http://127.0.0.1:1/{i}") for i in range(2))
+    first, second = Fetcher(broker, path, "a"), Fetcher(broker, path, "b")
+    for fetcher in (first, second):
+        fetcher.download.take(one, fetcher.now)
+    assert len(list(path.parent.glob(f"*{PART}"))) == 2
+    second.download.take(other, second.now)
+    assert len(list(path.parent.glob(f"*{PART}"))) == 2, "another address, the same blob"
+    second.download.close()
+    assert [found.name for found in path.parent.iterdir()] == [path.name + PART]
+    first.download.close()
 
 
 def test_a_discarded_download_starts_over(broker: MemoryBroker, path: Path) -> None:
