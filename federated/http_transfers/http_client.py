@@ -17,7 +17,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from urllib.parse import SplitResult, urlsplit
 
-from federated.errors import ConfigError, EspalierError, Refused
+from federated.errors import ConfigError, EspalierError, Refused, WireError
 from federated.safe_text import make_safe
 from federated.system.connection_deadline import ConnectionDeadline
 from federated.system.proxies import open_connection
@@ -174,8 +174,11 @@ class HttpTransfer:
             try:
                 self.transfer_once()
                 return
-            except EspalierError as error:
+            except WireError as error:
                 self.failure = error
+                return
+            except EspalierError as error:  # such as a wrong proxy, which must not end the agent
+                self.failure = Refused(f"{self.what}: {error}")
                 return
             except (OSError, HTTPException) as error:
                 if self._stopped.is_set():

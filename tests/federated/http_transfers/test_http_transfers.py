@@ -212,3 +212,14 @@ def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
             end(made)
     assert "answers 302" in str(made.failure)
     assert not other.asked
+
+
+def test_a_wrong_proxy_of_the_device_is_a_failure_of_the_transfer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other error would end the agent when a coordinator names an address."""
+    monkeypatch.setenv("http_proxy", "ftp://proxy")
+    made = fetch("http://192.0.2.1/w", tmp_path / "p")
+    end(made)
+    assert isinstance(made.failure, Refused)
+    assert "http_proxy: expected http://" in str(made.failure)
