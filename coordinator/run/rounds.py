@@ -215,10 +215,9 @@ def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, To
     """
     number = state.round + 1
     with time_stage(run.publish, "finish"):
-        after = drop_statistics(
-            run.method.finish(state, total, make_generator(run.config.seed, 3, number))
-        )
-    check_finished(run.method.name, after, number)
+        after = run.method.finish(state, total, make_generator(run.config.seed, 3, number))
+        check_finished(run.method.name, after, number)
+        after = drop_statistics(after)
     changed = find_touched(total, after.tensors) if run.past is not None else {}
     if not all(is_finite(value.numpy()) for value in after.tensors.values()):
         log.error("discarded the weights of round %d, which are not finite", number)
@@ -229,9 +228,14 @@ def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, To
 
 
 def check_finished(method: str, after: State, number: int) -> None:
-    """Check the state that a method returned. Raises ConfigError if the method did not count the
-    round, or made a variance negative: every network would then compute NaN.
+    """Check the state that a method returned. Raises ConfigError if it is none, if the method did
+    not count the round, or if it made a variance negative: every network would then compute NaN.
     """
+    if not isinstance(after, State):
+        raise ConfigError(
+            f"method {method}: expected `finish` to return a State, found {type(after).__name__}: "
+            "return replace(state, round=state.round + 1, ...)"
+        )
     if after.round != number:
         raise ConfigError(
             f"method {method}: expected `finish` to return the state of round {number}, "

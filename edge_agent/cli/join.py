@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,7 +195,7 @@ def join(
         from edge_agent.join.participation import JoinRequest
         from edge_agent.join.participation import join as take_part
 
-        say_defaults(say, job.name, named=name is not None, has_data=bool(options["data"]))
+        say_defaults(say, job.name, options, named=name is not None)
         limit = parse_size(spool_limit, "--spool-limit")
         request = JoinRequest(job, broker, run, wait, spool, limit, when=when, fresh=fresh)
         end = take_part(request, stop_on_signals(), say)
@@ -205,15 +206,13 @@ def join(
             sys.exit(6)
 
 
-def say_defaults(say: Say, agent: str, *, named: bool, has_data: bool) -> None:
+def say_defaults(say: Say, agent: str, given: Mapping[str, Any], *, named: bool) -> None:
     """Print what the agent uses in place of --name and --data."""
     if not named:
         say(f"no --name: this agent is called '{agent}', after this machine")
-    if not has_data:
-        say(
-            "no --data: training on a shard of the built-in handwritten digits, selected by the "
-            f"name '{agent}'"
-        )
+    if not given["data"]:
+        shard = given["shard"] or f"selected by the name '{agent}'"
+        say(f"no --data: training on a shard of the built-in handwritten digits, {shard}")
 
 
 def show_dry_run(job: Job, broker: str | None, run: str | None, *, as_json: bool) -> None:

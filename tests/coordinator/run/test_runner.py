@@ -79,6 +79,11 @@ def test_a_round_that_the_method_does_not_count_is_an_error() -> None:
         finish_round(run, state, Total())
 
 
+def test_a_finish_that_returns_nothing_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="expected `finish` to return a State, found None"):
+        check_finished("mine", None, 4)
+
+
 def test_negative_variances_are_an_error() -> None:
     tensors = {"norm.running_var@w1": torch.tensor([1.0, -0.1])}
     state = State(4, tensors, configure(fedavg(), {}))

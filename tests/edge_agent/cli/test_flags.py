@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from edge_agent.cli.finetune import finetune
 from edge_agent.cli.infer import infer
-from edge_agent.cli.join import join
+from edge_agent.cli.join import join, say_defaults
 from edge_agent.device.state_folder import SPOOL, locate_state
 from federated.defaults import PARTITION, SEED
 
@@ -30,3 +30,13 @@ def test_help_shows_the_folder_that_join_uses(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", "/home/u")
     path = locate_state() / SPOOL
     assert f"[default: ~/{path.relative_to('/home/u')}]" in help_of(join)
+
+
+@pytest.mark.parametrize(
+    ("shard", "told"), [("0/2", "digits, 0/2"), (None, "digits, selected by the name 'd0'")]
+)
+def test_a_join_without_data_names_its_shard(shard: str | None, told: str) -> None:
+    said: list[str] = []
+    say_defaults(said.append, "d0", {"data": None, "shard": shard}, named=True)
+    assert len(said) == 1
+    assert said[0].endswith(told)
