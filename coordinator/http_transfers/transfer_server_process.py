@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import socket
-import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,8 +21,8 @@ from coordinator.access.configured_authority import open_authority
 from coordinator.broker.local_addresses import find_reachable_hosts
 from coordinator.http_transfers.transfer_urls import TransferUrls
 from coordinator.settings.config import Config
-from coordinator.web_certificate import load_certificate
-from federated.errors import ConfigError, EspalierError, MissingExtra, explain_os_errors
+from coordinator.web_certificate import ServedCertificate
+from federated.errors import ConfigError, MissingExtra, explain_os_errors
 from federated.runtime.connection_limits import listen
 from federated.runtime.console import Say
 from federated.runtime.listen_address import ListenAddress, parse_listen_address
@@ -72,7 +71,7 @@ def serve_transfers(config: Config, spool: Path, say: Say) -> Iterator[TransferU
     address = parse_listen_address(wanted.listen, "http.listen", EXAMPLE)
     files = find_certificate(config, address)
     check_exposure(config, address, files)
-    load_tls(files)
+    ServedCertificate(files.certificate, files.key, SETTINGS)  # checks it
     spool.mkdir(parents=True, exist_ok=True)
     with explain_os_errors(ConfigError, f"http.listen = '{wanted.listen}'"):
         listening = listen(address.host, address.port)
@@ -120,35 +119,21 @@ def check_exposure(config: Config, address: ListenAddress, files: CertificateFil
         )
 
 
-def load_tls(files: CertificateFiles) -> ssl.SSLContext | None:
-    return load_certificate(
-        Path(files.certificate) if files.certificate else None,
-        Path(files.key) if files.key else None,
-        SETTINGS,
-    )
-
-
 def main(descriptor: int, spool: Path, files: CertificateFiles) -> None:
     """Serve transfers at an open socket until standard input closes."""
     from coordinator.http_transfers.transfer_server import TransferServer
 
     ended, secret = become_server(), bytes.fromhex(os.environ.pop(SECRET))
-    loaded, tls = read_time(files), load_tls(files)
-    with closing(TransferServer(spool, secret, socket.socket(fileno=descriptor), tls)) as server:
+    served = ServedCertificate(files.certificate, files.key, SETTINGS)
+    listening = socket.socket(fileno=descriptor)
+    with closing(TransferServer(spool, secret, listening, served.tls)) as server:
         while not ended.wait(POLL):
             if not server.alive:
                 sys.exit("the server stopped")
             try:
-                if tls is not None and (written := read_time(files)) != loaded:
-                    tls.load_cert_chain(files.certificate, files.key)
-                    loaded = written
-            except (EspalierError, OSError) as error:  # the next check may succeed
+                served.reload_if_renewed()
+            except OSError as error:  # the next check may succeed
                 log.warning("cannot load the certificate: %s", error)
-
-
-def read_time(files: CertificateFiles) -> int:
-    """Return when the certificate was last written."""
-    return Path(files.certificate).stat().st_mtime_ns if files.certificate else 0
 
 
 if __name__ == "__main__":

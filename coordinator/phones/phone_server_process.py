@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -23,7 +22,7 @@ from coordinator.phones.defaults import ADDRESS, FACT, PAGE
 from coordinator.phones.phone_code import ANY
 from coordinator.settings.config import Config
 from coordinator.settings.service_tables import Broker, Phones
-from coordinator.web_certificate import load_certificate
+from coordinator.web_certificate import ServedCertificate
 from federated.errors import ConfigError, EspalierError, MissingExtra, explain_os_errors
 from federated.runtime.connection_limits import listen
 from federated.runtime.console import Say
@@ -98,7 +97,7 @@ def check_server(config: Config, broker: str) -> None:
     find_files()
     if find_spec("websockets") is None:
         raise MissingExtra("coordinator start --phones", "web", "websockets")
-    load_phone_certificate(config.phones.certificate, config.phones.key)
+    ServedCertificate(config.phones.certificate, config.phones.key, SETTINGS)  # checks it
     if parse_mqtt_address(broker).path is not None:
         raise ConfigError(
             "phones.listen: phones need a broker at mqtt:// or mqtts://, not over WebSockets"
@@ -123,12 +122,6 @@ def find_certificate(
     return str(authority.server), str(authority.server)
 
 
-def load_phone_certificate(certificate: str, key: str) -> ssl.SSLContext | None:
-    return load_certificate(
-        Path(certificate) if certificate else None, Path(key) if key else None, SETTINGS
-    )
-
-
 def main(descriptor: int, folder: str, run: str, limit: str, *more: str) -> None:
     """Serve phones at an open socket until standard input closes. more: the rest of the arguments
     of `serve_phones`.
@@ -144,9 +137,9 @@ def main(descriptor: int, folder: str, run: str, limit: str, *more: str) -> None
         enrolment = PhoneEnrolment(authority)
         pipes = Pipes(enrolment, Upstream(broker, bool(certificates), int(limit)))
         site = PhoneSite(find_files(), run)
-        tls = load_phone_certificate(certificate, key)
+        served = ServedCertificate(certificate, key, SETTINGS)
         listening = socket.socket(fileno=descriptor)
-        with closing(PhoneServer(site, enrolment, pipes, listening, tls)) as server:
+        with closing(PhoneServer(site, enrolment, pipes, listening, served.tls)) as server:
             while not ended.wait(POLL):
                 if not server.alive:
                     sys.exit("the server stopped")
@@ -154,6 +147,10 @@ def main(descriptor: int, folder: str, run: str, limit: str, *more: str) -> None
                     pipes.revoked = enrolment.list_revoked()
                 except EspalierError as error:  # the next look may succeed
                     log.warning("cannot look for revoked phones: %s", error)
+                try:
+                    served.reload_if_renewed()
+                except OSError as error:  # the next look may succeed
+                    log.warning("cannot load the certificate: %s", error)
 
 
 if __name__ == "__main__":
