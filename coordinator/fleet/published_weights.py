@@ -56,7 +56,7 @@ class WeightSlots:
         self.link, self.run, self.folder, self.chunk, self.urls = link, run, folder, chunk, urls
         self.served_bytes = 0
         self._items: dict[tuple[str, str], PublishedWeights] = {}  # by version and submodel
-        self._unsent: dict[tuple[str, str], memoryview] = {}  # without chunks at the broker
+        self._unsent: dict[tuple[str, str], None] = {}  # those without chunks at the broker
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.weights"):
             path.unlink()  # of a coordinator that crashed
@@ -78,9 +78,9 @@ class WeightSlots:
             name = f"{version}-{submodel}".replace("@", "_")
             path = self.folder / f"{name}.weights"
             self._write(path, pieces)
-            data = map_file(path)
+            # Windows moves no mapped file
             manifest = split(
-                data, min(self.chunk or self.link.max_chunk, self.link.max_chunk), name
+                map_file(path), min(self.chunk or self.link.max_chunk, self.link.max_chunk), name
             )
             path = path.replace(self.folder / f"{manifest.sha256}.weights")
             if self.urls is not None:
@@ -90,7 +90,7 @@ class WeightSlots:
             item = PublishedWeights(version, self._find_free(version, slot), manifest, path)
             self._items[version, submodel] = item
             if not manifest.url:
-                self._unsent[version, submodel] = data
+                self._unsent[version, submodel] = None
             base = topics.model(self.run, item.slot, submodel)
             self.link.publish(topics.manifest(base), envelope.encode(manifest), retain=True)
         return item
@@ -99,8 +99,13 @@ class WeightSlots:
         """Publish the chunks of weights whose tasks were sent."""
         while self._unsent:
             key = next(iter(self._unsent))
-            item, base = self._items[key], topics.model(self.run, self._items[key].slot, key[1])
-            publish(self.link, base, item.manifest, self._unsent.pop(key))
+            del self._unsent[key]
+            self._publish(key)
+
+    def _publish(self, key: tuple[str, str]) -> None:
+        item = self._items[key]
+        base = topics.model(self.run, item.slot, key[1])
+        publish(self.link, base, item.manifest, map_file(item.path))
 
     def _find_free(self, version: str, slot: str) -> str:
         """Return the slot, or the next one that no other version uses: a straggler's version may
@@ -127,13 +132,8 @@ class WeightSlots:
     def republish(self) -> None:
         """Publish everything again, for a broker that may have lost it."""
         self._unsent.clear()
-        for (_, submodel), item in self._items.items():
-            publish(
-                self.link,
-                topics.model(self.run, item.slot, submodel),
-                item.manifest,
-                map_file(item.path),
-            )
+        for key in self._items:
+            self._publish(key)
 
     def clear(self, keep: Collection[str] = ()) -> None:
         """Withdraw every version except these."""

@@ -191,6 +191,23 @@ def test_chunks_follow_the_messages_that_are_sent_meanwhile(
     assert (tmp_path / "weights").read_bytes() == bytes(3000)
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_no_file_of_weights_is_mapped_while_it_is_moved(
+    fleet: MessageLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows refuses to move a mapped file."""
+    move, moved = Path.replace, list[Path]()
+
+    def replace(path: Path, target: Path) -> Path:
+        assert str(path) not in Path("/proc/self/maps").read_text()
+        moved.append(move(path, target))
+        return moved[-1]
+
+    monkeypatch.setattr(Path, "replace", replace)
+    sent = fleet.endpoint.slots.put("r0", "w1", (b"weights",), "r0")
+    assert moved == [sent.path]
+
+
 def receive(link: MemoryLink, download: Download) -> None:
     while delivery := link.receive(0):
         message = envelope.decode(delivery.payload)
