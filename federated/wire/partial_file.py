@@ -76,7 +76,8 @@ class PartialFile(Receiver):
         """
         have = super().acknowledge()
         if self._sync:
-            begin_sync(self._part)
+            with contextlib.suppress(OSError):
+                begin_sync(self._part)
         if any(have):
             note = msgspec.msgpack.encode((self.manifest, have))
             # Overwritten, since its size stays the same: before a file is renamed over another one,

@@ -41,6 +41,15 @@ def test_another_process_resumes_acknowledged_chunks(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_chunks_are_acknowledged_although_their_file_cannot_be_opened_again(path: Path) -> None:
+    """Such as one that a cleaner of old files removed, or while no file handle is left."""
+    manifest, chunks = transfer()
+    receiver = PartialFile(manifest, path, limit=len(DATA))
+    receiver.take(chunks[0], 0.0)
+    path.with_name(path.name + PART).unlink()
+    assert receiver.acknowledge() == b"\x01"
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_acknowledged_chunks_need_no_memory(path: Path) -> None:
     def measure() -> int:
