@@ -9,15 +9,16 @@ from pathlib import Path
 from federated.errors import StoreError
 from federated.system.file_locks import lock_file
 
-__all__ = ["acquire", "check", "is_held"]
+__all__ = ["acquire", "check", "is_held", "release"]
 
 # attempts to lock, shortly after each other, since `is_held` takes the lock for a moment
 ATTEMPTS = 5
+_held = set[int]()  # handles of this process's locks
 
 
 def acquire(folder: Path) -> int:
-    """Lock the run for this process and return the handle. The system releases the lock when the
-    process ends, also if it is killed. Raises StoreError if another process holds it.
+    """Lock the run for this process and return the handle, for `release`. The system releases the
+    lock when the process ends, also if it is killed. Raises StoreError if another process holds it.
     """
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     for left in reversed(range(ATTEMPTS)):
@@ -32,7 +33,24 @@ def acquire(folder: Path) -> int:
                     f"stop it first (coordinator stop {folder.name} --runs {folder.parent})"
                 ) from error
             time.sleep(0.02)
+    _held.add(handle)
     return handle
+
+
+def release(handle: int) -> None:
+    """Release a lock."""
+    _held.discard(handle)
+    os.close(handle)
+
+
+def _close_inherited() -> None:
+    """Close the handles that a fork inherits, which would hold the locks of a killed parent."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_close_inherited)
 
 
 def check(handle: int, folder: Path) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -132,7 +131,7 @@ class Store(RunRecords):
         with ExitStack() as undo, explain_os_errors(StoreError, problem, sqlite3.Error):
             make_private(folder, HOLDS)
             lock = run_lock.acquire(folder)
-            undo.callback(os.close, lock)
+            undo.callback(run_lock.release, lock)
             create_database(folder, facts or Facts())
             for created_in in root, root.parent:
                 sync(created_in)
@@ -155,7 +154,7 @@ class Store(RunRecords):
         since = datetime.now(UTC)  # checking the files may take long, and requests may come
         with ExitStack() as undo:
             lock = run_lock.acquire(folder)
-            undo.callback(os.close, lock)
+            undo.callback(run_lock.release, lock)
             warn_if_public(folder, HOLDS)
             problem = f"cannot resume run '{name}' in {root}"
             with explain_os_errors(StoreError, problem, sqlite3.Error):
@@ -176,7 +175,7 @@ class Store(RunRecords):
         self.journal.close()
         super().close()
         if self._lock is not None:
-            os.close(self._lock)
+            run_lock.release(self._lock)
             self._lock = None
         if empty:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -74,7 +74,7 @@ def check_run(name: str, runs: Path, *, repair: bool) -> dict[str, Any]:
             if one.repair is not None:
                 one.repair()
     finally:
-        os.close(lock)
+        run_lock.release(lock)
     return {
         "run": name,
         "checked": len(found),

@@ -47,7 +47,7 @@ def control(folder: Path, clock: Clock) -> Iterator[Control]:
     control = Control(folder, clock)
     yield control
     control.close()
-    os.close(lock)
+    run_lock.release(lock)
 
 
 def test_a_pause_starts_within_a_second_and_lasts_until_it_is_resumed(
@@ -220,6 +220,28 @@ def test_is_held_does_not_keep_the_lock(folder: Path) -> None:
     assert not run_lock.is_held(folder)
     lock = run_lock.acquire(folder)
     assert run_lock.is_held(folder)
-    os.close(lock)
+    run_lock.release(lock)
     assert not run_lock.is_held(folder)
-    os.close(run_lock.acquire(folder))
+    run_lock.release(run_lock.acquire(folder))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_does_not_hold_the_lock(folder: Path) -> None:
+    """A worker may live a moment longer than a killed simulation, which can be resumed at once."""
+    lock = run_lock.acquire(folder)
+    ended, end = os.pipe()
+    ready, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(end)
+        os.write(tell, b"x")
+        os.read(ended, 1)
+        os._exit(0)
+    os.read(ready, 1)
+    assert run_lock.is_held(folder)
+    run_lock.release(lock)
+    assert not run_lock.is_held(folder)
+    os.close(end)
+    assert os.waitpid(child, 0)[1] == 0
+    for handle in (ended, ready, tell):
+        os.close(handle)
