@@ -59,8 +59,8 @@ __all__ = ["release"]
     "--wait",
     type=float,
     metavar="SECONDS",
-    help="time to wait for reports of agents  [default: 60 with --canary, 15 with "
-    "--promote, else 0]",
+    help="time to wait for reports of agents  [default: 60 with --canary, else 15; returns as "
+    "soon as all agents that serve have reported]",
 )
 @click.option(
     "--force",
@@ -82,10 +82,12 @@ def release(runs: Path, form: str, **options: Any) -> None:
     The agents that run `edge-agent infer --broker` install the release. With --canary, only some of
     them do so first. --rollback withdraws a release.
 
-    The exit code is 8 if a canary is not promoted or was rolled back.
+    The exit code is 8 if a canary is not promoted or was rolled back, if an agent refuses a version
+    that a rollback restores, and if all agents refuse a release.
     """
     with print_errors("release"):
-        from coordinator.release.rollout import ReleaseRequest, release_run
+        from coordinator.release.release_request import ReleaseRequest
+        from coordinator.release.rollout import release_run
 
         result = release_run(ReleaseRequest(**options), runs, say=speaker(form))
         print_result(result, form)

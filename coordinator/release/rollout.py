@@ -7,9 +7,9 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -19,13 +19,13 @@ import msgspec
 
 from coordinator import audit_log
 from coordinator.access.broker_setup import add_certificate
-from coordinator.audit_log import Actor
 from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive
 from coordinator.release.history import History, Item
+from coordinator.release.release_request import ReleaseRequest, check_flags, describe_request
 from coordinator.release.release_status import report
-from coordinator.release.serving_choice import choose_serving
+from coordinator.release.serving_choice import assign_missing, choose_serving, read_order
 from coordinator.store.run_database_reader import open_records
 from coordinator.store.run_folders import DATABASE
 from export import release_reader
@@ -38,49 +38,18 @@ from export.broker_publishing import (
     read_published,
     withdraw,
 )
-from federated.errors import ExportError, StoreError, UsageError
+from federated.errors import ExportError, StoreError
 from federated.runtime.console import Say, show_progress
+from federated.runtime.unit_formatting import format_count
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 from federated.wire.messages import Manifest
 
-__all__ = ["ReleaseRequest", "Rollout", "release_run"]
+__all__ = ["Rollout", "release_run"]
 
 CANARY_WAIT = 60.0  # seconds for the agents of a canary to report
-PROMOTION_WAIT = 15.0  # seconds for all agents to report after a promotion
+WAIT = 15.0  # seconds for all agents to report after another change
 POLL = 0.2  # seconds that one wait for a message lasts
-
-
-@dataclass(frozen=True)
-class ReleaseRequest:
-    """The options of `coordinator release`.
-
-    run: name of the stored run.
-    broker: its address; None with `status` only.
-    bundle: folder of an exported release; None exports the last round.
-    share: agents of the canary, as `canary.draw_agents` takes it; None for all agents.
-    promote: whether to promote the canary.
-    rollback: whether to roll back.
-    status: whether to report only.
-    wait: seconds to wait for reports; None for the default.
-    force: whether to release or promote despite reasons against it.
-    inputs: file of raw examples to export with.
-    files_at: address at which a web server has the files of `bundle`; None: the broker has them.
-    by: who asks; None: the user of this process.
-    """
-
-    run: str
-    broker: str | None = None
-    bundle: Path | None = None
-    share: str | None = None
-    promote: bool = False
-    rollback: bool = False
-    status: bool = False
-    wait: float | None = None
-    force: bool = False
-    inputs: Path | None = None
-    files_at: str | None = None
-    by: Actor | None = None
 
 
 def release_run(request: ReleaseRequest, runs: Path, say: Say) -> dict[str, Any]:
@@ -88,32 +57,41 @@ def release_run(request: ReleaseRequest, runs: Path, say: Say) -> dict[str, Any]
     if it must exit with status 8.
     Raises UsageError, Unknown, StoreError, ExportError, FleetError, LinkError.
     """
-    _check_flags(request)
-    trained, rounds = _read_run(runs, request.run)
+    check_flags(request)
+    trained, order, rounds = _read_run(runs, request.run)
     archive = Archive(runs, request.run)
     archive.read()  # report a damaged history before anything happens
     if request.broker is None:
         return report(
             archive.read(), PublishedReleases(servings=releases.list_reports(archive.read())), say
         )
+    if not request.status:
+        audit_log.record(runs / request.run / DATABASE, request.by, *describe_request(request))
     link = open_link(
         add_certificate(request.broker), f"release-{request.run}-{secrets.token_hex(3)}"
     )
     with closing(link):
-        if not request.status:
-            audit_log.record(runs / request.run / DATABASE, request.by, *_describe(request))
-        return Rollout(link, archive, trained, rounds, say).follow(request)
+        return Rollout(link, archive, trained, rounds, say, order).follow(request)
 
 
 class Rollout:
     """One run's releases at one broker."""
 
     def __init__(
-        self, link: Link, archive: Archive, trained: Mapping[str, str], rounds: int, say: Say
+        self,
+        link: Link,
+        archive: Archive,
+        trained: Mapping[str, str],
+        rounds: int,
+        say: Say,
+        order: Sequence[str] = (),
     ) -> None:
-        """trained: the submodel that each agent serves. rounds: number of finished rounds."""
+        """trained: the submodel that each agent serves. rounds: number of finished rounds.
+
+        order: the run's submodels, smallest first.
+        """
         self._link, self._archive, self._say = link, archive, say
-        self._trained, self._rounds = trained, rounds
+        self._trained, self._rounds, self._order = trained, rounds, order
         self.run = archive.run
         self.seen = read_published(link, self.run, time.monotonic)
 
@@ -129,7 +107,7 @@ class Rollout:
                 )
             return report(self._collect_reports(), self.seen, self._say)
         if request.rollback:
-            return self._roll_back()
+            return self._roll_back(request)
         if request.promote and request.share is None:
             return self._promote(request)
         self._release(request)
@@ -139,11 +117,8 @@ class Rollout:
             )
             if request.promote:
                 return self._decide(request)
-        elif request.wait:
-            self._wait_for_reports(
-                tuple(sorted({*self.seen.servings, *self._trained})), request.wait
-            )
-        return report(self._collect_reports(), self.seen, self._say)
+            return report(self._collect_reports(), self.seen, self._say)
+        return self._follow_up(request)
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -189,12 +164,6 @@ class Rollout:
             if serving.version != name
         }
         item = Item(version, before={**past, **now})
-        missing = sorted(set(self._trained) - version.assignment.keys())
-        if missing:
-            self._say(
-                f"version {name} has no submodel for {', '.join(missing)}; it has "
-                f"{', '.join(version.submodels)}"
-            )
         if version.untrained:
             self._say(
                 f"version {name} has submodels that no update of the run trained: "
@@ -204,11 +173,12 @@ class Rollout:
             self._say(f"releasing version {name} (round {version.round}) to all agents")
             return releases.release(old, item, _now())
         known, agents = self._draw(request.share, name)
+        changed = releases.start_canary(old, item, agents, _now())
         self._say(
             f"releasing version {name} (round {version.round}) to {len(agents)} of "
             f"{len(known)} agents first: {', '.join(agents)}"
         )
-        return releases.start_canary(old, item, agents, _now())
+        return changed
 
     def _draw(self, share: str, version: str) -> tuple[list[str], tuple[str, ...]]:
         """Return the known agents, and those of a canary. Raises as `canary.draw_agents` does."""
@@ -225,7 +195,7 @@ class Rollout:
                 f"version {history.canary} is not promoted (use --force to promote it anyway, "
                 f"or --rollback to withdraw it):{listed}"
             )
-        wait = PROMOTION_WAIT if request.wait is None else request.wait
+        wait = WAIT if request.wait is None else request.wait
         return self._settle(history.canary, verdict, wait, promote=True)
 
     def _decide(self, request: ReleaseRequest) -> dict[str, Any]:
@@ -233,15 +203,47 @@ class Rollout:
         history = self._collect_reports()
         verdict = self._judge(history)
         promote = verdict.good or request.force
-        return self._settle(history.canary, verdict, PROMOTION_WAIT, promote=promote)
+        return self._settle(history.canary, verdict, WAIT, promote=promote)
 
-    def _roll_back(self) -> dict[str, Any]:
+    def _roll_back(self, request: ReleaseRequest) -> dict[str, Any]:
         with self._archive.lock():
             history = releases.add_reports(self._archive.read(), self.seen.servings)
             name, then = releases.find_rollback_target(history)
             self._write(releases.roll_back(history, _now(), ("by command",)))
-        self._say(f"rolled back version {name}; agents serve {then or 'what they had before'}")
-        return report(self._archive.read(), self.seen, self._say)
+        self._say(
+            f"rolled back version {name}; "
+            + (f"agents are told to serve {then}" if then else "its agents keep it until a release")
+        )
+        return self._follow_up(request) if then else report(history, self.seen, self._say)
+
+    def _follow_up(self, request: ReleaseRequest) -> dict[str, Any]:
+        """Wait for the agents that serve, and tell what they report on the stable version. The
+        result has `error` if an agent refuses a rollback, or all that report refuse a release.
+        """
+        agents = tuple(sorted(self.seen.servings))
+        if request.wait:  # also for agents that do not serve yet
+            agents = tuple(sorted({*agents, *self._trained}))
+        wait = WAIT if request.wait is None else request.wait
+        if agents and wait:
+            self._wait_for_reports(agents, wait)
+        history = self._collect_reports()
+        name, result = history.stable, report(history, self.seen, self._say)
+        heard = canary.select_reports(agents, name, self.seen.servings)
+        refused = {agent: one for agent, one in heard.items() if one.version != name}
+        if agents and name:
+            silent = [agent for agent in agents if agent not in heard]
+            self._say(
+                f"{len(heard) - len(refused)} of {format_count(len(agents), 'agent')} reported "
+                f"that they serve version {name}"
+                + (f"; no report on it yet from {', '.join(silent)}" if silent else "")
+            )
+        if refused and (request.rollback or len(refused) == len(heard)):
+            reasons = "; ".join(
+                f"{agent} refused it and serves {one.version or 'nothing'}: {one.reason}"
+                for agent, one in refused.items()
+            )
+            result["error"] = f"version {name} is released, but {reasons}"
+        return result
 
     def _settle(
         self, name: str, verdict: canary.Verdict, wait: float, *, promote: bool
@@ -329,6 +331,7 @@ class Rollout:
         """
         if not history.items:
             return
+        history = self._assign_missing(history)
         wanted, there = releases.list_kept(history), self.seen.manifests
         sent = dict[tuple[str, str], Manifest]()
         for name in wanted:
@@ -345,6 +348,22 @@ class Rollout:
         if sent:
             self._say(f"published {sum(one.size for one in sent.values()) / 1e6:.2f} MB")
         confirm(self._link, self.seen, card, time.monotonic)
+
+    def _assign_missing(self, history: History) -> History:
+        """Return the history with a submodel for each agent that its current versions lack."""
+        items = dict(history.items)
+        for name in filter(None, (history.stable, history.canary)):
+            items[name], notes = assign_missing(items[name], self._trained, self._order)
+            for note in notes:
+                self._say(note)
+            version = items[name].version
+            missing = sorted(set(self._trained) - version.assignment.keys())
+            if missing:
+                self._say(
+                    f"version {name} has no submodel for {', '.join(missing)}; it has "
+                    f"{', '.join(version.submodels)}"
+                )
+        return replace(history, items=items)
 
     def _wait_for_reports(self, agents: tuple[str, ...], seconds: float) -> None:
         """Receive messages until all agents reported on the newest version, or time is up."""
@@ -370,59 +389,13 @@ class Rollout:
         return history
 
 
-def _check_flags(request: ReleaseRequest) -> None:
-    """Raise UsageError for flags that cannot be combined, and for an invalid share."""
-    if request.share is not None:
-        canary.split_names(request.share)
-    making = request.bundle is not None or request.share is not None or request.inputs is not None
-    if (request.rollback and (making or request.promote)) or (
-        request.status and (making or request.promote or request.rollback)
-    ):
-        raise UsageError(
-            "--rollback and --status cannot be combined with options that release something"
-        )
-    if request.promote and request.share is None and making:
-        raise UsageError(
-            "--promote promotes the current canary: add --canary to release a new version and "
-            "promote it at once, or omit --bundle and --inputs"
-        )
-    if request.bundle is not None and request.inputs is not None:
-        raise UsageError(
-            "--bundle and --inputs cannot be combined: a bundle is already exported, and --inputs "
-            "is for the export of the run's last round"
-        )
-    if request.files_at is not None and request.bundle is None:
-        raise UsageError(
-            "--files-at needs --bundle: export the release (coordinator export), upload its files, "
-            "then release them"
-        )
-    if request.broker is None and not request.status:
-        raise UsageError(
-            "--broker is missing: set it to the agents' broker, such as --broker 192.168.1.5 "
-            "(only --status works without it)"
-        )
-    if request.wait is not None and not 0 <= request.wait < float("inf"):
-        raise UsageError(f"--wait: expected at least 0 seconds, found {request.wait:g}")
-
-
-def _describe(request: ReleaseRequest) -> tuple[str, str]:
-    """Return the command and its options for the audit log."""
-    if request.rollback:
-        return "roll back", ""
-    promotes = request.promote and request.share is None
-    options = [f"canary {request.share}"] if request.share is not None else []
-    options += ["promote"] if request.promote and not promotes else []
-    options += ["force"] if request.force else []
-    return "promote" if promotes else "release", ", ".join(options)
-
-
-def _read_run(runs: Path, run: str) -> tuple[dict[str, str], int]:
-    """Return the submodel that each agent should serve, and the number of finished rounds. Raises
-    StoreError.
+def _read_run(runs: Path, run: str) -> tuple[dict[str, str], tuple[str, ...], int]:
+    """Return the submodel that each agent should serve, the run's submodels, smallest first, and
+    the number of finished rounds. Raises StoreError.
     """
     with closing(open_records(runs, run)) as records:
         try:
-            return choose_serving(records), records.rounds_done
+            return choose_serving(records), read_order(records), records.rounds_done
         except ValueError as error:
             raise StoreError(f"cannot read run '{run}' in {runs}: {error}") from error
 

@@ -93,7 +93,8 @@ def release(folder: Path, given: Given, by: Actor, say: Say) -> None:
     not wait for new reports: they are collected on request.
     """
     # with torch, which only an export needs
-    from coordinator.release.rollout import ReleaseRequest, release_run
+    from coordinator.release.release_request import ReleaseRequest
+    from coordinator.release.rollout import release_run
 
     command, share = given["command"], given.get("share", "").strip()
     request = ReleaseRequest(

@@ -204,6 +204,15 @@ class ReleaseWatch:
             self.target.version.name,
             self.target.submodel,
         ):
+            if before is not None and before.submodel not in self.target.version.submodels:
+                log.warning(
+                    "version %s of run '%s' has no %s: this agent gets %s, as the coordinator "
+                    "assigned for that version",
+                    self.target.version.name,
+                    self.run,
+                    before.submodel,
+                    self.target.submodel,
+                )
             self._start(now)
 
     def _start(self, now: float) -> None:

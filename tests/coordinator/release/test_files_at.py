@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.release.archive import Archive
-from coordinator.release.rollout import ReleaseRequest, Rollout, release_run
+from coordinator.release.release_request import ReleaseRequest
+from coordinator.release.rollout import Rollout, release_run
 from edge_agent.releases.assigned_release import Subscription
 from edge_agent.releases.release_follower import fetch
 from export import release_reader

@@ -12,7 +12,8 @@ import pytest
 
 from coordinator.release import canary
 from coordinator.release.archive import Archive
-from coordinator.release.rollout import ReleaseRequest, Rollout, release_run
+from coordinator.release.release_request import ReleaseRequest
+from coordinator.release.rollout import Rollout, release_run
 from edge_agent.releases.assigned_release import Subscription
 from edge_agent.releases.release_follower import Follower
 from export import release_reader
@@ -27,7 +28,8 @@ from tests.support.waiting import eventually
 WAITING = """
 import pathlib
 from coordinator.release.archive import Archive
-from coordinator.release.rollout import ReleaseRequest, Rollout
+from coordinator.release.release_request import ReleaseRequest
+from coordinator.release.rollout import Rollout
 from edge_agent.releases.assigned_release import Subscription
 from edge_agent.releases.release_follower import Follower
 from export import release_reader
@@ -43,6 +45,7 @@ rollout = Rollout(MemoryLink(broker, "c"), archive, {"d0": "w1-d1", "d1": "w1-d1
 rollout.follow(ReleaseRequest("spring", "memory", folder / "made", share="d0,d1", wait=30.0))
 """
 TRAINED = {f"d{i}": "w1-d1" for i in range(4)}
+ORDER = ("w0.25-d1", "w0.5-d1", "w1-d1")
 
 
 @dataclass
@@ -84,7 +87,14 @@ class Device:
                 self.version = arrival.version
                 follower.report(
                     Serving(
-                        self.name, "s", self.version, "w1-d1", "fp32", "cpu", self.p90, self.p90
+                        self.name,
+                        "s",
+                        self.version,
+                        arrival.submodel,
+                        "fp32",
+                        "cpu",
+                        self.p90,
+                        self.p90,
                     )
                 )
         except BaseException as error:
@@ -99,6 +109,7 @@ class Fleet:
     folder: Path
     devices: dict[str, Device]
     lines: list[str] = field(default_factory=list)
+    trained: dict[str, str] = field(default_factory=lambda: dict(TRAINED))
 
     def make_release(self, letter: str) -> Path:
         return toy(self.folder / f"made-{letter}", letter.encode() * 9000)
@@ -109,9 +120,10 @@ class Fleet:
             rollout = Rollout(
                 link,
                 Archive(self.folder / "runs", "spring"),
-                TRAINED,
+                self.trained,
                 7,
                 self.lines.append,
+                ORDER,
             )
             return rollout.follow(ReleaseRequest("spring", "memory", **wanted))
         finally:
@@ -393,3 +405,74 @@ def test_conflicting_flags_are_usage_errors(
 def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no run 'spring'"):
         release_run(ReleaseRequest("spring", status=True), tmp_path, print)
+
+
+def release_submodels(fleet: Fleet, submodels: tuple[str, ...]) -> str:
+    """Release a version of these submodels to all."""
+    made = toy(fleet.folder / f"made-{len(submodels)}", b"3" * 9000, submodels=submodels)
+    fleet.follow(bundle=made)
+    return release_reader.read_version(made)
+
+
+def test_a_rollback_assigns_submodels_to_agents_whose_own_the_old_version_lacks(
+    fleet: Fleet,
+) -> None:
+    fleet.trained = {"d0": "w0.25-d1", "d1": "w0.5-d1"}
+    old = release_submodels(fleet, ORDER[:2])
+    fleet.trained = dict(TRAINED)
+    new = release_submodels(fleet, ORDER)
+    eventually(lambda: fleet.devices["d2"].version == new)
+    fleet.lines.clear()
+    result = fleet.follow(rollback=True)
+    assert "error" not in result
+    served = {row["agent"]: (row["version"], row["submodel"]) for row in result["reports"]}
+    assert served["d0"] == (old, "w0.25-d1"), "as before"
+    assert served["d2"] == (old, "w0.5-d1"), "the largest one up to its own"
+    assert (
+        f"version {old} named no submodel for d2: it gets w0.5-d1, the largest one that is not "
+        "larger than its w1-d1"
+    ) in fleet.lines
+    assert f"4 of 4 agents reported that they serve version {old}" in fleet.lines
+
+
+def test_a_rollback_that_an_agent_refuses_is_an_error(fleet: Fleet) -> None:
+    old, new = stable(fleet, "1"), stable(fleet, "2")
+    fleet.devices["d1"].refuse.add(old)
+    result = fleet.follow(rollback=True)
+    assert result["error"] == (
+        f"version {old} is released, but d1 refused it and serves {new}: the self-test fails"
+    )
+    assert f"rolled back version {new}; agents are told to serve {old}" in fleet.lines
+    assert f"3 of 4 agents reported that they serve version {old}" in fleet.lines
+
+
+def test_a_release_is_an_error_only_if_all_agents_refuse_it(fleet: Fleet) -> None:
+    stable(fleet, "1")
+    bad = fleet.make_release("2")
+    name = release_reader.read_version(bad)
+    fleet.devices["d1"].refuse.add(name)
+    assert "error" not in fleet.follow(bundle=bad)
+    worse = fleet.make_release("3")
+    for device in fleet.devices.values():
+        device.refuse.add(release_reader.read_version(worse))
+    assert "d0 refused it and serves" in fleet.follow(bundle=worse)["error"]
+
+
+def test_a_release_tells_which_agents_did_not_report(fleet: Fleet) -> None:
+    stable(fleet, "1")
+    fleet.devices["d3"].stop.set()
+    fleet.lines.clear()
+    made = fleet.make_release("2")
+    assert "error" not in fleet.follow(bundle=made, wait=2.0)
+    assert (
+        f"3 of 4 agents reported that they serve version {release_reader.read_version(made)}; "
+        "no report on it yet from d3"
+    ) in fleet.lines
+
+
+def test_a_canary_of_the_stable_version_is_refused_before_anything_is_said(fleet: Fleet) -> None:
+    name = stable(fleet, "1")
+    fleet.lines.clear()
+    with pytest.raises(ExportError, match=f"version {name} .* is already stable"):
+        fleet.follow(share="1")
+    assert not any("releasing" in line for line in fleet.lines)

@@ -12,7 +12,8 @@ import pytest
 
 from coordinator.broker import local_broker as brokers
 from coordinator.release.archive import Archive
-from coordinator.release.rollout import ReleaseRequest, Rollout
+from coordinator.release.release_request import ReleaseRequest
+from coordinator.release.rollout import Rollout
 from export import release_reader
 from export.broker_publishing import read_published
 from federated.errors import LinkError

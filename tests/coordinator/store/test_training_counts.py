@@ -12,7 +12,8 @@ import pytest
 
 from coordinator.release.archive import Archive
 from coordinator.release.export_run import ExportRequest, export_run
-from coordinator.release.rollout import ReleaseRequest, Rollout
+from coordinator.release.release_request import ReleaseRequest
+from coordinator.release.rollout import Rollout
 from coordinator.release.serving_choice import choose_serving
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.launch import report, show
