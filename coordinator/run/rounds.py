@@ -219,7 +219,7 @@ def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, To
         check_finished(run.method.name, after, number)
         after = drop_statistics(after)
     changed = find_touched(total, after.tensors) if run.past is not None else {}
-    if not all(is_finite(value.numpy()) for value in after.tensors.values()):
+    if not all(is_finite(value.detach().numpy()) for value in after.tensors.values()):
         log.error("discarded the weights of round %d, which are not finite", number)
         after, changed = replace(drop_statistics(state), round=number), {}
     run.defences.release(number, total)

@@ -79,6 +79,20 @@ def test_a_round_that_the_method_does_not_count_is_an_error() -> None:
         finish_round(run, state, Total())
 
 
+def test_a_finish_may_return_parameters_of_a_module() -> None:
+    """Such as those of a hypernetwork, which require gradients."""
+    state = State(3, {"a": torch.nn.Parameter(torch.ones(2))}, configure(fedavg(), {}))
+    run = SimpleNamespace(
+        method=replace(MINE, finish=lambda state, total, rng: replace(state, round=4)),
+        config=SimpleNamespace(seed=0, private=SimpleNamespace(noise=0.0)),
+        publish=lambda event: None,
+        past=None,
+        defences=SimpleNamespace(release=lambda number, total: None),
+    )
+    after, _ = finish_round(run, state, Total())
+    assert after.tensors["a"].tolist() == [1.0, 1.0]
+
+
 def test_a_finish_that_returns_nothing_is_an_error() -> None:
     with pytest.raises(ConfigError, match="expected `finish` to return a State, found None"):
         check_finished("mine", None, 4)
