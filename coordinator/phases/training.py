@@ -42,7 +42,9 @@ from coordinator.round.round_state import RoundPlan
 from coordinator.round.task_state import Planned, Spare, TaskState
 from coordinator.settings.config import Config
 from federated.engine.aggregate import Total
+from federated.engine.contribution_checks import UnfitPart
 from federated.engine.update_part_files import PartStore
+from federated.errors import ConfigError
 from federated.method import State
 from federated.task import Recipe, Task, Update
 from federated.wire.codecs.codec import Tensors
@@ -179,10 +181,13 @@ class Training(Collector):
         run, agent = self.run, update.agent
         with time_stage(run.publish, "fold"):
             counted = limit_claims(update, self._recipe(update.submodel), self.plan.most_examples)
-            parts = run.method.parts(
-                self.state, self.shipment.parcel(update.submodel).plan, to_torch(counted)
-            )
-            run.defences.fold(self.total, self.state, update.submodel, parts, (agent, update.round))
+            plan, key = self.shipment.parcel(update.submodel).plan, (agent, update.round)
+            parts = run.method.parts(self.state, plan, to_torch(counted))
+            try:
+                run.defences.fold(self.total, self.state, update.submodel, parts, key)
+            except UnfitPart as error:
+                problem = f"method {run.method.name}: wrong `parts` of the update of {agent}"
+                raise ConfigError(f"{problem}: {error}") from error
         entry = describe_fold(state, update, len(self.folded))
         standing, tallies = self._learn(state, update), dict(update.notes.get("tallies", {}))
         self._record(Folded(entry, update.submodel.plain, standing, tallies), update.round)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
+
 from coordinator.assign.selection import make_generator
 from coordinator.fleet.submodel_shipment import Shipment
 from coordinator.fleet.update_file_names import TEMPORARY
@@ -165,6 +167,13 @@ def run_round(
     trained = train(training)
     if not trained.total.seen:
         report_empty_round(run, trained.entries)
+    elif run.defences.rule is None and not has_weight(trained.total):
+        log.warning(
+            "nothing is learned in round %d: the `parts` of method %s gave every update weight 0, "
+            "expected a weight above 0 of at least one part",
+            plan.round,
+            run.method.name,
+        )
     state, changed = finish_round(run, training.state, trained.total)
     state, scores = evaluate_round(run, evaluator, state, trained, plan)
     withdraw_weights(run, state)
@@ -207,6 +216,12 @@ def report_empty_round(run: RunContext, entries: Sequence[Entry]) -> None:
         # so that a resumed run plans the round again
         run.fleet.driver.handle(TasksDropped(run.fleet.clock(), (), problem, round=True))
         raise FleetError(f"{problem}: {reasons}")
+
+
+def has_weight(total: Total) -> bool:
+    """Return True if a part of an update counts: its weight is above 0."""
+    covers = (weight for one in total.sums.values() for weight, *_ in one.cover.values())
+    return any(bool(torch.as_tensor(weight > 0).any()) for weight in covers)
 
 
 def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, Touched]:

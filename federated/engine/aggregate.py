@@ -35,7 +35,7 @@ from federated.engine.blockwise_sums import (
     find_layout,
     pack,
 )
-from federated.engine.contribution_checks import check_outlines, outline_part
+from federated.engine.contribution_checks import check_outlines, check_weight, outline_part
 from federated.engine.update_contributions import Part, RowParts, Weight
 from models.slicing import Row, Where, as_slices, corner
 
@@ -112,8 +112,10 @@ class Total:
 
     def queue(self, update: RowParts) -> bool:
         """Take an update whose tensors lie in one buffer, to be added with others. Return False if
-        they do not. ValueError: a part does not fit its home.
+        they do not. UnfitPart: a part does not fit its home, or a weight is invalid.
         """
+        for terms in (update.terms, *update.own.values()):
+            check_weight(terms.weight)
         found = find_layout(update.tensors)
         if found is None or isinstance(update.terms.weight, Tensor):
             return False
@@ -184,7 +186,7 @@ def fold(total: Total, parts: Iterable[Part], key: Key) -> bool:
     """Add the parts of an update to `total`, in place. Return False, and add nothing, if the key
     was folded before.
 
-    ValueError: a part does not fit its home; nothing is added.
+    UnfitPart: a part does not fit its home, or a weight is invalid; nothing is added.
     """
     if key in total.seen:
         return False
@@ -199,8 +201,10 @@ def fold(total: Total, parts: Iterable[Part], key: Key) -> bool:
 
 
 def check(total: Total, parts: Iterable[Part]) -> None:
-    """Raise ValueError if a part of an update does not fit its home."""
+    """Raise UnfitPart if a part of an update does not fit its home, or has an invalid weight."""
     found = list(parts)
+    for part in found:
+        check_weight(part.weight)
     sums = {one.home: total._sums[one.home] for one in found if one.home in total._sums}
     known = {home: (tuple(one.value.shape), one.extras) for home, one in sums.items()}
     check_outlines(map(outline_part, found), known)

@@ -34,7 +34,8 @@ class Part:
     where: rectangle within it
     shape: shape of the whole home
     value: tensor of the rectangle's shape
-    weight: one number, or a vector over axis 0 of the rectangle
+    weight: one number, or a vector over axis 0 of the rectangle; finite and at least 0 (does not
+        count)
     scale: factor of the value alone
     extra: further numbers, summed per rectangle beside the weight
     """

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Sum
+from federated.engine.contribution_checks import check_weight
 from federated.engine.update_contributions import Part
 from federated.method import State, Tensors
 from models.slicing import as_slices, read_home
@@ -21,9 +22,10 @@ BLOCK = 1 << 20  # entries squared at a time, so that no copy of a large tensor 
 
 def count_once(part: Part) -> Part:
     """Return the part with weight 1 in all rows that it covers. A device's number of examples is a
-    claim, and a liar would claim the most.
+    claim, and a liar would claim the most. Raises UnfitPart for an invalid weight.
     """
     weight = part.weight
+    check_weight(weight)
     return replace(
         part, weight=(weight > 0).double() if isinstance(weight, Tensor) else float(weight > 0)
     )

@@ -142,13 +142,15 @@ def test_a_key_is_folded_once():
         part([1.0, 2.0], weight=torch.ones(3)),
         part([1.0, 2.0], extra=(1.0,)),
         part([[1.0, 2.0]]),
+        part([1.0, 2.0], weight=-1.0),
+        part([1.0, 2.0], weight=torch.tensor([1.0, torch.nan])),
     ],
 )
 def test_a_part_that_does_not_fit_adds_nothing_at_all(bad):
     """Not even the good parts beside it; the key stays free."""
     total = fold_parts(part([1.0, 1.0]))
     before = total.sums["w"].value.clone()
-    with pytest.raises(ValueError, match="part of w"):
+    with pytest.raises(ValueError, match=r"part of w|weights of parts"):
         fold(total, [part([1.0, 1.0]), bad], ("late",))
     assert torch.equal(total.sums["w"].value, before)
     assert fold(total, [part([1.0, 1.0])], ("late",))

@@ -104,8 +104,10 @@ def test_totals_of_equal_rows_share_their_additions():
         ({"c": Terms(1.0, 1.0, (2.0, 3.0))}, "expected 1 extras"),
         ({"c": Terms(torch.ones(39), 1.0, (2.0,))}, "one weight for each of 40 rows"),
         ({"b": Terms(torch.ones(1)), "c": Terms(1.0, 1.0, (2.0,))}, "one weight for each of 7"),
+        ({"c": Terms(-1.0, 1.0, (2.0,))}, "at least 0, found -1.0"),
+        ({"c": Terms(torch.full((40,), torch.inf), 1.0, (2.0,))}, "at least 0, found inf"),
     ],
-    ids=["fewer extras", "more extras", "fewer rows", "one row"],
+    ids=["fewer extras", "more extras", "fewer rows", "one row", "negative", "infinite"],
 )
 @pytest.mark.parametrize("most", [1, 3])
 def test_an_update_of_other_terms_leaves_no_trace(most, own, problem):
