@@ -23,7 +23,7 @@ __all__ = ["NAMES", "fill_agent_disk", "kill_agent", "start_agent", "use_real_ag
 
 NAMES = ("a0", "a1")
 SETTINGS: dict[str, object] = {
-    "train.steps": 40,
+    "train.steps": 80,  # so that a run lasts longer than the 1.5 s within which a fault happens
     "train.epochs": 100,
     "train.batch": 16,
     "assign.submodels": {"*": "w1-d1.1.1"},
