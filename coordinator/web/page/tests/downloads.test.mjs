@@ -34,3 +34,18 @@ test("a blob that nothing wants any more stops no other download", async () => {
   await new Promise(setImmediate);
   assert.deepEqual([...topics], [`${SOURCE.base}/manifest`]);
 });
+
+test("what a new connection requests is requested again if no answer comes", async () => {
+  let now = 0;
+  const requests = [];
+  const link = { subscribe: (topic) => requests.push(topic), unsubscribe: () => {} };
+  const downloads = new Downloads(link, openMemoryStore(), () => now);
+  void downloads.fetch(SOURCE);
+  await new Promise(setImmediate);
+  now = 1;
+  downloads.resume();
+  assert.equal(requests.length, 2);
+  now = 10;
+  downloads.tick();
+  assert.equal(requests.length, 3);
+});

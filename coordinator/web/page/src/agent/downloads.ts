@@ -56,7 +56,11 @@ class Download {
   }
 
   tick(now: number): void {
-    if (now - this.progressed < PATIENCE) return;
+    if (now - this.progressed >= PATIENCE) this.restart(now);
+  }
+
+  /** Request everything that is missing again. */
+  restart(now: number): void {
     this.progressed = now;
     this.close();
     this.link.subscribe(this.manifest);
@@ -122,7 +126,7 @@ export class Downloads {
 
   /** Request everything again, on a new connection. */
   resume(): void {
-    this.active?.download.tick(Number.POSITIVE_INFINITY);
+    this.active?.download.restart(this.now());
   }
 
   stop(): void {
