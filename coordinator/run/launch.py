@@ -148,7 +148,8 @@ def suggest_resume(runs: Path, names: Collection[str], how: str) -> Iterator[Non
 
 def record_start(prepared: Prepared, runs: Path, *, resume: bool) -> None:
     """Record in the audit log who starts or resumes a run, and which settings change."""
-    before, after = prepared.store.read_facts().config, to_json(prepared.config)
+    stored = read_tables(prepared.store.read_facts().config)  # with tuples, as JSON has none
+    before, after = to_json(stored), to_json(prepared.config)
     changed = ", ".join(sorted(list_changed_keys(before, after)))
     what, path = "resume" if resume else "start", runs / prepared.config.name / DATABASE
     audit_log.record(path, None, what, f"changed: {changed}" if changed else "")

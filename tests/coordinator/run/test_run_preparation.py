@@ -225,7 +225,12 @@ def test_the_audit_log_names_the_settings_that_a_resumed_run_changes(tmp_path: P
     (row,) = audit_log.read(runs / RUN / DATABASE)[0]
     assert (row.what, row.place) == ("resume", "command line")
     assert {"broker.url", "fleet.wait"} <= set(row.about.removeprefix("changed: ").split(", "))
+    assert not {"broker.hosts", "observe.readers", "simulate.seeds"} & set(
+        row.about.removeprefix("changed: ").split(", ")
+    )
     assert "secret" not in row.about
+    start_run(ConfigSources(flags=[("name", RUN)]), runs, View(print), resume=True)
+    assert audit_log.read(runs / RUN / DATABASE)[0][-1].about == ""
 
 
 @pytest.mark.parametrize("key", ["listen", "port", "passwords", "kind"])
