@@ -51,7 +51,7 @@ class Member:
 
     agent: its name.
     state: one of STATES.
-    submodel: that it has; empty for none.
+    submodel: that it trained last or trains now; empty for none.
     task: state of its task, one of TASKS; empty without a task.
     loss: of its latest training; None if unknown.
     reason: why it is absent; empty if it is not.

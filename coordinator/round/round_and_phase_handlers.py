@@ -130,7 +130,8 @@ def assign_task(r: Round, state: TaskState) -> Round:
     """Return the round with the task in it and in the list of its agent's tasks."""
     agent = r.agents.get(state.task.agent, Agent(state.task.agent))
     tasks = agent.tasks if state.key in agent.tasks else (*agent.tasks, state.key)
-    agent = replace(agent, tasks=tasks, submodel=state.task.submodel.name)
+    submodel = state.task.submodel.name if state.task.work == "train" else agent.submodel
+    agent = replace(agent, tasks=tasks, submodel=submodel)
     return replace(put_task(put_agent(r, agent), state), due=min(r.due, state.due))
 
 

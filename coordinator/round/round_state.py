@@ -121,7 +121,7 @@ class Agent(Struct, frozen=True):
     seen: time of its last message, in the coordinator's seconds.
     profile: its measurements of itself; None until it sent them for the present run.
     state: idle, download, train, calibrate, evaluate or send, as it reports; gone when offline.
-    submodel: name of the submodel of its last task.
+    submodel: name of the submodel of its last training.
     loss: loss of its last training, as it reports.
     condition: of its device, as it reports.
     refused: reason why the run cannot use it; empty if it can.

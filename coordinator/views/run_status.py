@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from federated.safe_text import make_safe
 
 __all__ = [
     "describe_config",
+    "describe_lost_tasks",
     "describe_status",
     "find_last_scores",
     "find_state",
@@ -40,6 +42,7 @@ __all__ = [
 RECENT = 5  # rounds from which the time left is estimated, and errors that are shown
 SILENT = 10.0  # seconds without an update from the coordinator after which status says so
 
+MAX_LOST = 5  # absent agents that are named
 MAX_MEMBERS = 40  # agents in the table; the others are counted
 
 
@@ -158,10 +161,37 @@ def describe_progress(made: dict[str, Any]) -> list[str]:
         lines.append("stops after the current round" if stop == "stop" else "stops at once")
     if now["tasks"]:
         lines.append("tasks: " + format_counts(now["tasks"], TASKS))
+    lines += describe_lost_tasks(now)
     lines.append("agents: " + (format_counts(now["agents"], STATES) or "none yet"))
     if now["members"]:
         lines.append(render_table(render_members(now["members"])))
     return lines
+
+
+def describe_lost_tasks(now: dict[str, Any]) -> list[str]:
+    """Return a line on the absent agents that the phase waits for, and until when, in local time;
+    none without them.
+    """
+    lost = [
+        course
+        for course in now["courses"]
+        if course["stages"][-1][0] == "lost" and course["due"] is not None and not course["late"]
+    ]
+    if not lost:
+        return []
+    names = [course["agent"] for course in lost[:MAX_LOST]]
+    if len(lost) > MAX_LOST:
+        names.append(f"{len(lost) - MAX_LOST} more")
+    due = min(max(course["due"] for course in lost), now["limit"] or math.inf)
+    left = timedelta(seconds=max(0.0, due - now["elapsed"]))
+    until = (datetime.fromisoformat(now["updated"]) + left).astimezone()
+    verb = "is" if len(lost) == 1 else "are"
+    return [
+        make_safe(
+            f"waits until {until:%H:%M:%S} at the latest for {', '.join(names)}, which {verb} gone "
+            "(the lease of the task; fleet.deadline limits it)"
+        )
+    ]
 
 
 def describe_end(made: dict[str, Any]) -> str:

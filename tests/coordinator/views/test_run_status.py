@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from coordinator.store.run_store import Store
 from coordinator.trust.privacy_budget import compute_epsilon
 from coordinator.views.run_list import describe_runs
 from coordinator.views.run_status import (
+    describe_lost_tasks,
     describe_status,
     render_members,
     render_status,
@@ -379,6 +381,26 @@ def test_metrics_of_a_run_without_privacy_lack_epsilon(going: Callable[..., Goin
     made = run.until(lambda made: made["rounds_done"] >= 1)
     assert "espalier_privacy_epsilon" not in scraped(run.metrics())
     assert "epsilon" not in render_status(made)
+
+
+def test_the_status_says_until_when_a_phase_waits_for_absent_agents() -> None:
+    def make(agent: str, *stages: str, due: float | None, late: bool = False) -> dict[str, Any]:
+        timed = [(stage, float(time)) for time, stage in enumerate(stages)]
+        return {"agent": agent, "submodel": "w1", "stages": timed, "due": due, "late": late}
+
+    courses = [
+        make("a", "fetch", "train", due=90.0),
+        make("b", "fetch", "lost", due=40.0),
+        make("c", "fetch", "lost", "folded", due=None),
+        make("d", "lost", due=35.0, late=True),
+    ]
+    updated = datetime.now().astimezone().replace(hour=14, minute=3, second=0, microsecond=0)
+    now = {"updated": updated.isoformat(), "elapsed": 10.0, "limit": None, "courses": courses}
+    (line,) = describe_lost_tasks(now)
+    assert "until 14:03:30 at the latest for b, which is gone" in line
+    (line,) = describe_lost_tasks({**now, "limit": 25.0})
+    assert "until 14:03:15" in line
+    assert not describe_lost_tasks({**now, "courses": courses[:1]})
 
 
 def test_texts_of_agents_move_no_cursor() -> None:
