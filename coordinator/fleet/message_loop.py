@@ -50,6 +50,9 @@ __all__ = ["Intake", "MessageLoop"]
 POLL = 0.5  # seconds between ticks
 # seconds with heartbeats of an agent but without its profile or status until they are requested
 ANNOUNCEMENT_PATIENCE = 10.0
+# seconds for an agent to reconnect before it counts as gone, if its last will is a retained
+# message: a broker that stops publishes the wills of all clients, and keeps them for its next start
+RECONNECTION = 5.0
 REVOKED = "its certificate was revoked"
 SUSPENDED = "it flooded the coordinator"
 
@@ -104,6 +107,8 @@ class MessageLoop:
         self._ticked = self._filled = -math.inf
         self._guard, self._connected = FloodGuard(), True
         self._leadership = Leadership(self.endpoint, clock)
+        # agent -> its session, and when it counts as gone: see RECONNECTION
+        self._departed = dict[str, tuple[str, float]]()
         self._requested = dict[str, float]()  # when an agent's profile was requested, or missed
         # deliveries that arrived before a tick was due, and are handled before it
         self._ahead: int | None = None
@@ -223,6 +228,7 @@ class MessageLoop:
             self._ticked = now
             for key in self.inbox.list_grown(now):
                 self.driver.handle(on.ChunkCame(now, key))
+            self._end_departures(now)
             self.driver.handle(on.Ticked(now, self.inbox.waiting))
             self.driver.compact()
         for name, grant in self.inbox.grants(now, quiet=ticking):
@@ -240,6 +246,13 @@ class MessageLoop:
                 self.driver.handle(on.AgentsBarred(self.clock(), agents, reason))
                 if not self.driver.stalled:
                     self._barred[reason] = agents
+
+    def _end_departures(self, now: float) -> None:
+        """Report the agents that did not reconnect as gone."""
+        for name, (session, due) in list(self._departed.items()):
+            if now >= due:
+                del self._departed[name]
+                self.driver.handle(on.AgentLeft(now, name, session, "went away"))
 
     def _is_barred(self, name: str) -> bool:
         return any(name in agents for agents in self._barred.values())
@@ -289,13 +302,17 @@ class MessageLoop:
                 self.endpoint.tell(name, replace(message, time=time.time()))
                 return
             case messages.Status(_, session, True, paused):
+                self._departed.pop(name, None)
                 self.driver.handle(on.AgentConnected(now, name, session, paused))
+            case messages.Status(_, session) if delivery.retained:
+                self._departed[name] = session, now + RECONNECTION
             case messages.Status(_, session):
                 self.driver.handle(on.AgentLeft(now, name, session, "went away"))
             case Profile() as profile:
                 check_profile(profile, self.run)
                 self.driver.handle(self._check_eligibility(name, profile))
             case messages.Heartbeat() as beat:
+                self._departed.pop(name, None)
                 self._take_heartbeat(name, beat, now)
             case messages.Offer() as offer:
                 key = find_key(name, offer)

@@ -52,6 +52,7 @@ __all__ = ["JoinRequest", "find_run", "join", "say_nothing", "take_part"]
 
 log = logging.getLogger(__name__)
 
+LINK_LOST = "lost the connection to the broker; trying to reconnect"
 SETTLE = 0.5  # seconds to wait for other runs after the first one is found
 
 
@@ -318,7 +319,7 @@ def take_part(
     """Join, take turns until the run ends or `stop` is set, and leave."""
     participant.join()
     say(f"joined run '{participant.state.card.run}' as {participant.state.name}")
-    doing, paused, jumps = "", "", JumpDetector()
+    doing, paused, online, jumps = "", "", True, JumpDetector()
     try:
         while not stop.is_set() and participant.turn(0.05):
             now = participant.state
@@ -327,6 +328,9 @@ def take_part(
                 log.info("%s: %s", now.name, doing)
             if jump := jumps.check():
                 log.warning("%s", jump)
+            if now.online != online:
+                online = now.online
+                say("reconnected to the broker" if online else LINK_LOST)
             if now.paused != paused:
                 paused = now.paused
                 say(f"pausing: {paused}" if paused else "resuming")

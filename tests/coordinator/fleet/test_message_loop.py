@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from coordinator.fleet.coordinator_takeover import FENCE
-from coordinator.fleet.message_loop import MessageLoop
+from coordinator.fleet.message_loop import RECONNECTION, MessageLoop
 from coordinator.fleet.published_weights import WeightSlots
 from coordinator.observe.events import AgentJoined, AgentLeft, Event, LinkChanged, Rejected
 from coordinator.round.agent_handlers import SILENCE
@@ -159,6 +159,28 @@ def test_agents_that_join_restart_and_fall_silent_are_published(
         AgentJoined("a", True),
         AgentLeft("a", f"silent for {SILENCE:.0f} s"),
     ]
+
+
+def test_an_agent_that_reconnects_after_the_broker_restarted_is_not_reported_as_gone(
+    fleet: MessageLoop, memory: MemoryBroker, clock: Clock, published: list[Event]
+) -> None:
+    """A broker that stops publishes the wills of all its clients, and keeps them."""
+    assert isinstance(fleet.link, MemoryLink)
+    peers = {name: ScriptedAgent(memory, name) for name in "ab"}
+    listen(fleet)
+    for name in peers:
+        where = topics.status("r", name)
+        memory.retained[where] = envelope.encode(messages.Status(name, "s1", False))
+        memory.repeat(fleet.link, where)
+    listen(fleet)
+    peers["a"].say(messages.Status("a", "s1", True), topics.status("r", "a"))
+    listen(fleet)
+    clock.now += RECONNECTION
+    listen(fleet)
+    assert [event for event in published if isinstance(event, AgentLeft)] == [
+        AgentLeft("b", "went away")
+    ]
+    assert (fleet.agents["a"].online, fleet.agents["b"].online) == (True, False)
 
 
 def test_a_slot_is_never_used_by_two_versions_at_once(

@@ -19,6 +19,7 @@ from edge_agent.device.heat_and_load import Heat
 from edge_agent.device.measurement_drift import LOOK, Watch
 from edge_agent.device.process_limits import Limits
 from edge_agent.join.participation import (
+    LINK_LOST,
     JoinRequest,
     find_run,
     join,
@@ -26,6 +27,7 @@ from edge_agent.join.participation import (
     read_limits,
     remeasure,
     say_nothing,
+    take_part,
 )
 from edge_agent.join.training_process_control import Job, Worker
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
@@ -36,6 +38,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.menu import menu
 from models.named_network import network
+from tests.support.scripted_coordinator import Agent
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_training")]
 NETWORK = network("preresnet", (1, 8, 8), 10)
@@ -196,3 +199,17 @@ def test_the_broker_and_the_spool_are_checked_before_the_data(
     job = Job("a", "none.npz", None, "", "iid", 0, "cpu", "", Limits(), ())
     with pytest.raises(problem, match=words):
         join(JoinRequest(job, broker, None, 1.0, tmp_path / spool), threading.Event())
+
+
+def test_an_agent_says_that_it_lost_the_broker_and_reconnected(tmp_path: Path) -> None:
+    agent, stop = Agent(tmp_path), threading.Event()
+    said: list[str] = []
+    steps = iter([agent.link.drop, lambda: None, agent.link.restore, lambda: None, stop.set])
+
+    def after_turn() -> None:
+        if not agent.link.backlog:
+            next(steps)()
+
+    take_part(agent.participant, stop, said.append, after_turn)
+    agent.stop()
+    assert said[1:] == [LINK_LOST, "reconnected to the broker"]
