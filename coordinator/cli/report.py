@@ -11,6 +11,7 @@ import click
 
 from coordinator.cli.options import RUNS, check_new, print_errors, write_new
 from federated.errors import ConfigError, explain_os_errors, require_extra
+from federated.runtime import atomic_files
 from federated.runtime.console import FORMAT, print_result, show_progress
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ __all__ = ["report"]
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="new file to write to  [default: results/RUN/report.html]",
+    help="new file to write to  [default: results/RUN/report.html, which is overwritten]",
 )
 @click.option(
     "--compare",
@@ -52,11 +53,18 @@ def report(run: str | None, out: Path | None, compare: bool, runs: Path, form: s
         open_records(runs, name).close()  # an unknown run leaves no file
         file = out or Path("results") / name / "report.html"
         if out is None:
-            with explain_os_errors(ConfigError, f"cannot create {file.parent}"):
+            with explain_os_errors(ConfigError, f"cannot write {file}"):
                 file.parent.mkdir(parents=True, exist_ok=True)
-        check_new(file)
+                atomic_files.check_writable(file)
+        else:
+            check_new(file)
         found = compare_run_with_bar(name, runs) if compare else None
-        write_new(file, build_report(name, runs, found))
+        text = build_report(name, runs, found)
+        if out is None:
+            with explain_os_errors(ConfigError, f"cannot write {file}"):
+                atomic_files.write(file, text.encode())
+        else:
+            write_new(file, text)
         made = {"run": name, "file": str(file), "compared": compare}
         print_result(made, form, lambda made: f"wrote {made['file']}")
 

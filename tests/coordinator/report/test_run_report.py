@@ -179,6 +179,21 @@ def test_errors_leave_no_file_and_no_run(tmp_path: Path) -> None:
     assert taken.read_text() == "mine"
 
 
+@pytest.mark.usefixtures("runs")
+def test_only_the_report_at_the_default_path_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path("results") / RUN / "report.html"
+    assert run_report(RUN) == (0, f"wrote {file}\n")
+    first = file.read_text()
+    file.write_text(f"{first} of yesterday")
+    assert run_report(RUN) == (0, f"wrote {file}\n")
+    assert "of yesterday" not in file.read_text()
+    code, output = run_report(RUN, "--out", str(file))
+    assert (code, "the file exists" in output) == (3, True)
+
+
 def test_no_comparison_without_the_data_of_the_devices(tmp_path: Path, runs: Path) -> None:
     own = tmp_path / "own"
     members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
