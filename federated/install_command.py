@@ -23,7 +23,8 @@ def pip_command(extra: str = "") -> str:
     # a build leaves metadata without an origin in the checkout
     found = [one.read_text("direct_url.json") for one in distributions(name=NAME)]
     if not found:  # a checkout that is not installed
-        return f"pip install -e '{Path(__file__).resolve().parent.parent}{extras}'"
+        folder = Path(__file__).resolve().parent.parent
+        return f"pip install {_constrain(folder)}-e '{folder}{extras}'"
     text = next(filter(None, found), "{}")
     return f"pip install {_requirement(json.loads(text), extras)}"
 
@@ -35,8 +36,17 @@ def _requirement(origin: dict[str, Any], extras: str) -> str:
     url = str(origin.get("url", ""))
     if not url:
         return f"'{NAME}{extras}'"
-    if origin.get("dir_info", {}).get("editable"):
-        return f"-e '{url2pathname(urlsplit(url).path)}{extras}'"
+    if "dir_info" in origin:
+        folder = Path(url2pathname(urlsplit(url).path))
+        if origin["dir_info"].get("editable"):
+            return f"{_constrain(folder)}-e '{folder}{extras}'"
+        return f"{_constrain(folder)}'{NAME}{extras} @ {url}'"
     if vcs := origin.get("vcs_info"):
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
     return f"'{NAME}{extras} @ {url}'"
+
+
+def _constrain(folder: Path) -> str:
+    """Return the option for the versions that a clone was tested with, if it lists them."""
+    file = folder / "constraints.txt"
+    return f"-c '{file}' " if file.is_file() else ""

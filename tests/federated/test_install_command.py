@@ -62,7 +62,20 @@ def test_an_extra_comes_from_where_the_project_was_installed(
 @pytest.mark.usefixtures("install")
 def test_an_extra_of_a_checkout_is_installed_from_its_folder() -> None:
     folder = Path(install_command.__file__).parent.parent
-    assert pip_command("train") == f"pip install -e '{folder}[train]'"
+    assert pip_command("train") == (
+        f"pip install -c '{folder}/constraints.txt' -e '{folder}[train]'"
+    )
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_an_extra_has_the_tested_versions_if_the_clone_lists_them(
+    install: Any, tmp_path: Path, editable: bool
+) -> None:
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    (clone / "constraints.txt").touch()
+    install(origin={"url": clone.as_uri(), "dir_info": {"editable": editable}})
+    assert pip_command("data").startswith(f"pip install -c '{clone}/constraints.txt' ")
 
 
 def test_the_doctor_reports_the_other_project_of_the_same_name(install: Any) -> None:
