@@ -26,6 +26,7 @@ from federated.errors import (
     describe_os_error,
     require_extra,
 )
+from federated.runtime.console import Say
 from federated.wire import topics
 from federated.wire.enrolment_token import HOW_TO_ENROL, Token, parse_token
 from federated.wire.link import get_scheme
@@ -52,6 +53,7 @@ def resolve_broker(
     *,
     enrol: bool = True,
     keep_renewing: bool = False,
+    say: Say = lambda text: None,
 ) -> tuple[str | None, str | None]:
     """Check the broker's address; return it with this device's credentials, and the agent's name
     there.
@@ -60,6 +62,7 @@ def resolve_broker(
     token: enrol with it first, unless this device already did.
     enrol: False: only read the agent's name from a token that this device did not enrol with.
     keep_renewing: renew the certificate whenever it is due, as long as this process lives.
+    say: prints a line about a new enrolment.
     Raises UsageError, ConfigError, LinkError, MissingExtra.
     """
     credentials = None
@@ -74,7 +77,7 @@ def resolve_broker(
                 f"--name {name}: expected the token's name '{parsed.name}': omit --name, or "
                 f"request a token for this name (coordinator enroll {name})"
             )
-        credentials = load_or_enrol(parsed) if enrol else load_enrolment(parsed)
+        credentials = load_or_enrol(parsed, say) if enrol else load_enrolment(parsed)
         name = parsed.name
         if broker is None and credentials is not None:
             broker = format_url(credentials.broker_address)
@@ -120,14 +123,17 @@ def load_enrolment(token: Token) -> Credentials | None:
     return next((one for one in load_credentials() if (one.folder, one.token) == made), None)
 
 
-def load_or_enrol(token: Token) -> Credentials:
-    """Return the enrolment made earlier with this token, or enrol now."""
+def load_or_enrol(token: Token, say: Say) -> Credentials:
+    """Return the enrolment made earlier with this token, or enrol now, and say so."""
     if (known := load_enrolment(token)) is not None:
         return known
     with require_extra("edge-agent join --token", "secure"):
         from edge_agent.access import enrolment  # needs cryptography
 
-        return enrolment.enrol(token, locate_enrolment(token))
+        new = enrolment.enrol(token, locate_enrolment(token))
+        expiry = enrolment.load_certificate(new.pem).not_valid_after_utc
+        say(f"enrolled as '{new.name}'; the certificate is valid until {expiry:%Y-%m-%d}")
+        return new
 
 
 def read_token(text: str | None, file: Path | None) -> str | None:

@@ -44,7 +44,7 @@ from federated.wire.enrolment_token import (
 )
 from federated.wire.mqtt_address import MqttAddress
 
-__all__ = ["count_seconds_left", "enrol", "is_due", "renew"]
+__all__ = ["count_seconds_left", "enrol", "is_due", "load_certificate", "renew"]
 
 TIMEOUT = 15.0  # seconds per request
 

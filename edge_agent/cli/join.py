@@ -178,10 +178,11 @@ def join(
         if enroll_only:
             enroll(broker, name, secret, form)
             return
+        say = speaker(form)
         broker, name = resolve_broker(
-            broker, name, secret, enrol=not dry_run, keep_renewing=not dry_run
+            broker, name, secret, enrol=not dry_run, keep_renewing=not dry_run, say=say
         )
-        job, say = make_job(name, options), speaker(form)
+        job = make_job(name, options)
         if dry_run:
             if broker is None and secret is not None:
                 say(UNENROLLED)

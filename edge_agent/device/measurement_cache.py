@@ -106,6 +106,7 @@ class MeasurementCache:
         )
         self.taken, self.known, self.throttled, self.busy = 0, 0, False, 0.0
         self._heat, self._load = heat, load
+        self._explained = False  # whether the log says why a measurement is not cached
         self._now = heat()
 
     @property
@@ -151,6 +152,14 @@ class MeasurementCache:
                     "taken": time.time(),
                 },
             )
+        elif keep and not self._explained:
+            self._explained = True
+            why = (
+                "the device throttled"
+                if held_back
+                else f"other processes used {share:.0%} of the processors"
+            )
+            log.info("measurements are not cached, so the next start measures again: %s", why)
         return value
 
     def _read(self, path: Path, about: Mapping[str, Any]) -> float | None:

@@ -22,7 +22,7 @@ from edge_agent.doctor.device_checks import check_device
 from edge_agent.doctor.extension_link_checks import check_link
 from federated.errors import EspalierError, LinkError
 from federated.install_command import pip_command
-from federated.wire import messages, topics
+from federated.wire import messages, tls, topics
 from federated.wire.checks.broker_capability_checks import Place, check_order, try_broker
 from federated.wire.checks.check_result import Check, report_error
 from federated.wire.checks.machine_checks import check_clock
@@ -47,13 +47,14 @@ def check_connection(broker: str, run: str | None, name: str) -> Iterator[Check 
         yield check
         if check.state == "fail":
             return
-    if address.cert is not None:
-        yield check_certificate(Path(address.cert), name)
+    found = [check_certificate(Path(address.cert), name)] if address.cert is not None else []
     try:
         client = Client(address, f"doctor-{name[:40]}-{secrets.token_hex(4)}")
     except EspalierError as error:
+        yield from (one for one in found if one.state != "ok" or tls.REVOKED not in str(error))
         yield report_error("credentials", error)
         return
+    yield from found
     with client:
         yield check_credentials(address, client)
         try:

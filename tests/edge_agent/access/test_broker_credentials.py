@@ -24,7 +24,11 @@ from federated.wire.mqtt_address import parse_mqtt_address
 
 
 def test_an_enrolled_device_needs_only_the_brokers_address(token: Token, device: Path) -> None:
-    first, name = resolve_broker(None, None, str(token))
+    said: list[str] = []
+    for _ in range(2):
+        first, name = resolve_broker(None, None, str(token), say=said.append)
+    (line,) = said
+    assert line.startswith(f"enrolled as '{token.name}'; the certificate is valid until 20")
     assert name == token.name
     assert resolve_broker("mqtts://localhost", None) == (first, token.name)
     assert resolve_broker("mqtts://elsewhere", None) == ("mqtts://elsewhere:8883", None)

@@ -181,3 +181,16 @@ def test_surroundings_hold_versions_and_limits() -> None:
         "torch 2 cpu",
     )
     assert set(measurement_cache.PACKAGES) <= found["versions"].keys()
+
+
+def test_the_log_says_once_why_measurements_are_not_cached(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        busy = note(tmp_path, load=Busy)
+        for batch in (16, 32):
+            busy.value({"batch": batch}, lambda: 0.25)
+        note(tmp_path).value({"batch": 64}, lambda: 0.25)
+    (record,) = caplog.records
+    assert "not cached" in record.getMessage()
+    assert "other processes used 70%" in record.getMessage()

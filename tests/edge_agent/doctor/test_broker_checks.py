@@ -99,6 +99,18 @@ def test_only_an_enrolled_device_with_its_own_name_passes(
 
 
 @needs_mosquitto
+def test_a_revoked_certificate_is_not_called_valid(tmp_path: Path) -> None:
+    with closing(Authority(tmp_path / "pki")) as authority:
+        mine = member(authority, "pi", tmp_path)
+        authority.revoke("pi")
+        with shipped("tls.conf", authority, tmp_path) as tls_broker:
+            found = check_broker(format_url(tls_broker.address(mine)))
+    assert "certificate" not in found
+    refused = found["credentials"]
+    assert (refused.state, "revoked" in format_check(refused)) == ("fail", True)
+
+
+@needs_mosquitto
 def test_an_enrolled_device_passes_over_websockets_and_is_told_that_mosquitto_is_slow(
     tmp_path: Path, device: Path
 ) -> None:
