@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -34,6 +34,7 @@ from federated.engine.aggregate import Total
 from federated.engine.late_updates import Touched, find_touched
 from federated.errors import ConfigError, FleetError
 from federated.method import State
+from federated.runtime.unit_formatting import format_count
 from federated.wire.tensors import is_finite
 from federated.wire.topics import GRAPHS
 from models.slicing import is_variance
@@ -42,6 +43,7 @@ __all__ = ["Result", "conduct"]
 
 log = logging.getLogger(__name__)
 
+MAX_DISCARDED = 3  # rounds in a row with weights that are not finite, after which the run fails
 SIGN_OFF = 10.0  # seconds for agents to sign off at the end of the run
 
 
@@ -52,11 +54,13 @@ class Progress:
     state: weights after the last round.
     history: results of all rounds by agent.
     scores: of the last round.
+    discarded: number of rounds in a row, up to the last one, whose weights were not finite.
     """
 
     state: State
     history: FleetHistory
     scores: Sequence[Score]
+    discarded: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ def conduct(run: RunContext, evaluator: Evaluator, take_first: Callable[[], Stat
         progress = run_round(run, evaluator, progress, training)
         training = None
         run.control.end_round()
+        check_discarded(run, progress.discarded)
     dismiss_agents(run)
     return sum_up(run, progress, time.monotonic() - start)
 
@@ -174,7 +179,7 @@ def run_round(
             plan.round,
             run.method.name,
         )
-    state, changed = finish_round(run, training.state, trained.total)
+    state, changed, finite = finish_round(run, training.state, trained.total)
     state, scores = evaluate_round(run, evaluator, state, trained, plan)
     withdraw_weights(run, state)
     up, down = run.fleet.count_bytes()
@@ -191,7 +196,8 @@ def run_round(
         encode_touched(changed) if run.past is not None else "",
     )
     store_round(run, record, changed)
-    return Progress(state, trained.history, scores)
+    discarded = 0 if finite else progress.discarded + 1
+    return Progress(state, trained.history, scores, discarded=discarded)
 
 
 def begin_training(run: RunContext, progress: Progress) -> Training:
@@ -224,9 +230,9 @@ def has_weight(total: Total) -> bool:
     return any(bool(torch.as_tensor(weight > 0).any()) for weight in covers)
 
 
-def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, Touched]:
-    """Return the state after the round, and the entries that it changed if late updates count. Keep
-    the old weights if the new ones are not finite.
+def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, Touched, bool]:
+    """Return the state after the round, the entries that it changed if late updates count, and
+    whether the new weights are finite. Keep the old weights if they are not.
     """
     number = state.round + 1
     with time_stage(run.publish, "finish"):
@@ -234,12 +240,26 @@ def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, To
         check_finished(run.method.name, after, number)
         after = drop_statistics(after)
     changed = find_touched(total, after.tensors) if run.past is not None else {}
-    if not all(is_finite(value.detach().numpy()) for value in after.tensors.values()):
+    finite = all(is_finite(value.detach().numpy()) for value in after.tensors.values())
+    if not finite:
         log.error("discarded the weights of round %d, which are not finite", number)
         after, changed = replace(drop_statistics(state), round=number), {}
     run.defences.release(number, total)
     publish_privacy(run)
-    return after, changed
+    return after, changed, finite
+
+
+def check_discarded(run: RunContext, discarded: int) -> None:
+    """Raise ConfigError if the run learns nothing: the weights of the last rounds were not finite.
+
+    discarded: number of such rounds in a row.
+    """
+    if discarded >= min(MAX_DISCARDED, run.config.rounds):
+        raise ConfigError(
+            f"method {run.method.name}: the weights of {format_count(discarded, 'round')} in a row "
+            "were not finite and were discarded: correct the method's arithmetic, or train in "
+            "smaller steps (train.lr)"
+        )
 
 
 def check_finished(method: str, after: State, number: int) -> None:

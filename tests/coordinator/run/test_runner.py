@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from coordinator.run.rounds import check_finished, finish_round
+from coordinator.run.rounds import MAX_DISCARDED, check_finished, finish_round
 from coordinator.run.runner import check_hooks
+from coordinator.views.run_status import describe_status
 from federated.engine.aggregate import Total
 from federated.errors import ConfigError
-from federated.method import State, configure
+from federated.method import Method, State, configure
 from federated.methods.catalogue import METHODS, find_method
 from federated.methods.fedavg import fedavg
 from federated.task import Recipe
 from federated.training.hooks import Hooks
 from models.named_network import network
 from models.submodel_building import initial
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 HOOKS = Hooks("mine", open=print)
 MINE = replace(fedavg(), name="mine", hooks=HOOKS)
+DIVERGING = "tests.coordinator.run.test_runner:diverging"
+
+
+def diverging() -> Method:
+    """Return FedAvg with a coordinator that divides by zero."""
+    base = fedavg()
+
+    def finish(state: State, total: Total, rng: np.random.Generator) -> State:
+        after = base.finish(state, total, rng)
+        return replace(after, tensors={home: value / 0 for home, value in after.tensors.items()})
+
+    return replace(base, name="diverging", finish=finish)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if find_method(name).hooks])
@@ -96,6 +111,26 @@ def test_a_finish_may_return_parameters_of_a_module() -> None:
 def test_a_finish_that_returns_nothing_is_an_error() -> None:
     with pytest.raises(ConfigError, match="expected `finish` to return a State, found None"):
         check_finished("mine", None, 4)
+
+
+@pytest.mark.parametrize("rounds", [1, MAX_DISCARDED + 2])
+def test_a_run_whose_weights_are_never_finite_fails_and_names_the_method(
+    tmp_path: Path, rounds: int
+) -> None:
+    method = find_method(DIVERGING)
+    assert method.name == "diverging"
+    members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
+    settings = {
+        "method.name": DIVERGING,
+        "method.widths": [0.25],
+        "train.steps": 1,
+        "fleet.min_agents": 2,
+        "rounds": rounds,
+    }
+    with pytest.raises(ConfigError, match=r"method diverging: .* not finite and were discarded"):
+        federate(tmp_path, members, settings)
+    done = min(rounds, MAX_DISCARDED)
+    assert describe_status(RUN, tmp_path / "runs")["rounds_done"] == done
 
 
 def test_negative_variances_are_an_error() -> None:
