@@ -39,6 +39,10 @@ from models.submodel_building import initial
 __all__ = ["assign_offline", "render"]
 
 WIDTH = 110  # columns
+ALONE = (
+    "This is a fleet of one device, which is its own fastest: without a deadline, only memory "
+    "limits it.\nAdd the profiles of the other devices (--profile FILE), or set --deadline SECONDS."
+)
 EXAMPLES = 1000  # of a device that was measured without data
 
 
@@ -188,6 +192,8 @@ def render(found: Mapping[str, Any]) -> str:
         )
         table = "\n" + render_table(list_offers(agent), WIDTH) if agent["offers"] else ""
         parts.append(text + table)
+    if len(found["agents"]) == 1 and not found["deadline"]:
+        parts.append(ALONE)
     return "\n\n".join(parts)
 
 

@@ -70,6 +70,12 @@ def test_the_slower_device_gets_the_smaller_submodel_and_every_offer_is_listed(
     assert made["network"]["inputs"] == (3, 32, 32), "the data of its measurement"
 
 
+def test_a_fleet_of_one_device_is_named_as_such_unless_a_deadline_limits_it(tmp_path: Path) -> None:
+    file = write_profile(tmp_path, "d")
+    assert "fleet of one device" in render(assign([file]))
+    assert "fleet of one device" not in render(assign([file], {"fleet.deadline": 60.0}))
+
+
 def test_a_deadline_counts_the_given_number_of_examples(tmp_path: Path) -> None:
     file = write_profile(tmp_path, "d")
     few, many = (
