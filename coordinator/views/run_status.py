@@ -19,6 +19,7 @@ from coordinator.observe.fleet_scores import (
 )
 from coordinator.observe.now_json import STATES, TASKS, Now, read_now
 from coordinator.observe.round_records import Score
+from coordinator.round.task_state import RETURN_TIME
 from coordinator.settings.config import Config, read_tables
 from coordinator.store import control_requests, run_lock
 from coordinator.store.run_database_reader import RunRecords, open_records
@@ -172,24 +173,24 @@ def describe_lost_tasks(now: dict[str, Any]) -> list[str]:
     """Return a line on the absent agents that the phase waits for, and until when, in local time;
     none without them.
     """
-    lost = [
-        course
-        for course in now["courses"]
-        if course["stages"][-1][0] == "lost" and course["due"] is not None and not course["late"]
-    ]
-    if not lost:
+    waits = dict[str, float]()
+    for course in now["courses"]:
+        stage, began = course["stages"][-1]
+        if stage == "lost" and course["due"] is not None and not course["late"]:
+            until = min(began + RETURN_TIME, course["due"], now["limit"] or math.inf)
+            if until > now["elapsed"]:
+                waits[course["agent"]] = until
+    if not waits:
         return []
-    names = [course["agent"] for course in lost[:MAX_LOST]]
-    if len(lost) > MAX_LOST:
-        names.append(f"{len(lost) - MAX_LOST} more")
-    due = min(max(course["due"] for course in lost), now["limit"] or math.inf)
-    left = timedelta(seconds=max(0.0, due - now["elapsed"]))
-    until = (datetime.fromisoformat(now["updated"]) + left).astimezone()
-    verb = "is" if len(lost) == 1 else "are"
+    names = [*waits][:MAX_LOST]
+    if len(waits) > MAX_LOST:
+        names.append(f"{len(waits) - MAX_LOST} more")
+    left = timedelta(seconds=max(waits.values()) - now["elapsed"])
+    until_time = (datetime.fromisoformat(now["updated"]) + left).astimezone()
     return [
         make_safe(
-            f"waits until {until:%H:%M:%S} at the latest for {', '.join(names)}, which {verb} gone "
-            "(the lease of the task; fleet.deadline limits it)"
+            f"waits until {until_time:%H:%M:%S} for the return of {', '.join(names)}, then only "
+            "for the other agents"
         )
     ]
 

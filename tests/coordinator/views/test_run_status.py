@@ -397,9 +397,10 @@ def test_the_status_says_until_when_a_phase_waits_for_absent_agents() -> None:
     updated = datetime.now().astimezone().replace(hour=14, minute=3, second=0, microsecond=0)
     now = {"updated": updated.isoformat(), "elapsed": 10.0, "limit": None, "courses": courses}
     (line,) = describe_lost_tasks(now)
-    assert "until 14:03:30 at the latest for b, which is gone" in line
-    (line,) = describe_lost_tasks({**now, "limit": 25.0})
-    assert "until 14:03:15" in line
+    assert "until 14:03:11 for the return of b, then" in line, "20 s after its loss in second 1"
+    (line,) = describe_lost_tasks({**now, "limit": 15.0})
+    assert "until 14:03:05" in line
+    assert not describe_lost_tasks({**now, "elapsed": 22.0})
     assert not describe_lost_tasks({**now, "courses": courses[:1]})
 
 
