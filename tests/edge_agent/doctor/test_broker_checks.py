@@ -103,7 +103,10 @@ def test_a_revoked_certificate_is_not_called_valid(tmp_path: Path) -> None:
     with closing(Authority(tmp_path / "pki")) as authority:
         mine = member(authority, "pi", tmp_path)
         authority.revoke("pi")
-        with shipped("tls.conf", authority, tmp_path) as tls_broker:
+        with (
+            shipped("tls.conf", authority, tmp_path) as tls_broker,
+            coordinating(tls_broker.address(authority.coordinator), tmp_path),
+        ):
             found = check_broker(format_url(tls_broker.address(mine)))
     assert "certificate" not in found
     refused = found["credentials"]
