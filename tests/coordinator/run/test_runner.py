@@ -104,7 +104,7 @@ def test_a_finish_may_return_parameters_of_a_module() -> None:
         past=None,
         defences=SimpleNamespace(release=lambda number, total: None),
     )
-    after, _ = finish_round(run, state, Total())
+    after, *_ = finish_round(run, state, Total())
     assert after.tensors["a"].tolist() == [1.0, 1.0]
 
 
