@@ -237,7 +237,7 @@ def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, To
     number = state.round + 1
     with time_stage(run.publish, "finish"):
         after = run.method.finish(state, total, make_generator(run.config.seed, 3, number))
-        check_finished(run.method.name, after, number)
+        check_finished(run.method.name, state, after)
         after = drop_statistics(after)
     changed = find_touched(total, after.tensors) if run.past is not None else {}
     finite = all(is_finite(value.detach().numpy()) for value in after.tensors.values())
@@ -262,10 +262,12 @@ def check_discarded(run: RunContext, discarded: int) -> None:
         )
 
 
-def check_finished(method: str, after: State, number: int) -> None:
+def check_finished(method: str, before: State, after: State) -> None:
     """Check the state that a method returned. Raises ConfigError if it is none, if the method did
-    not count the round, or if it made a variance negative: every network would then compute NaN.
+    not count the round, if it changed the shape or type of a tensor of the network, or if it made a
+    variance negative: every network would then compute NaN.
     """
+    number = before.round + 1
     if not isinstance(after, State):
         raise ConfigError(
             f"method {method}: expected `finish` to return a State, found {type(after).__name__}: "
@@ -276,6 +278,13 @@ def check_finished(method: str, after: State, number: int) -> None:
             f"method {method}: expected `finish` to return the state of round {number}, "
             f"found round {after.round}: return replace(state, round=state.round + 1, ...)"
         )
+    for home, old in before.tensors.items():
+        found = describe_tensor(after.tensors.get(home))
+        if "/" not in home and found != describe_tensor(old):
+            raise ConfigError(
+                f"method {method}: expected `finish` to return {describe_tensor(old)} for {home}, "
+                f"found {found}: keep shape and type of the network's tensors"
+            )
     for home, value in after.tensors.items():
         if "/" not in home and is_variance(home) and bool((value < 0).any()):
             raise ConfigError(
@@ -283,6 +292,13 @@ def check_finished(method: str, after: State, number: int) -> None:
                 "statistics of batch norm are measurements, so take their mean, without momentum "
                 "or other steps"
             )
+
+
+def describe_tensor(value: object) -> str:
+    """Return type and shape of a tensor, or what stands in its place."""
+    if not isinstance(value, torch.Tensor):
+        return "no tensor" if value is None else type(value).__name__
+    return f"{value.dtype} {list(value.shape)}"
 
 
 def evaluate_round(

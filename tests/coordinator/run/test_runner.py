@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from tests.support.memory_federation import RUN, Member, digits, federate
 
 HOOKS = Hooks("mine", open=print)
 MINE = replace(fedavg(), name="mine", hooks=HOOKS)
+BEFORE = State(3, {}, configure(fedavg(), {}))
 DIVERGING = "tests.coordinator.run.test_runner:diverging"
 
 
@@ -110,7 +112,7 @@ def test_a_finish_may_return_parameters_of_a_module() -> None:
 
 def test_a_finish_that_returns_nothing_is_an_error() -> None:
     with pytest.raises(ConfigError, match="expected `finish` to return a State, found None"):
-        check_finished("mine", None, 4)
+        check_finished("mine", BEFORE, None)
 
 
 @pytest.mark.parametrize("rounds", [1, MAX_DISCARDED + 2])
@@ -135,7 +137,7 @@ def test_negative_variances_are_an_error() -> None:
     tensors = {"norm.running_var@w1": torch.tensor([1.0, -0.1])}
     state = State(4, tensors, configure(fedavg(), {}))
     with pytest.raises(ConfigError, match=r"method mine: .*negative variances in norm.running_var"):
-        check_finished("mine", state, 4)
+        check_finished("mine", BEFORE, state)
 
 
 def test_other_tensors_of_a_method_may_be_negative() -> None:
@@ -144,4 +146,28 @@ def test_other_tensors_of_a_method_may_be_negative() -> None:
         "norm.running_mean": -torch.ones(2),
         "norm.running_var": torch.zeros(2),
     }
-    check_finished("mine", State(4, tensors, configure(fedavg(), {})), 4)
+    check_finished("mine", BEFORE, State(4, tensors, configure(fedavg(), {})))
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (torch.zeros(3, 2), r"torch.float32 \[3, 2\]"),
+        (torch.zeros(2, dtype=torch.float64), r"torch.float64 \[2\]"),
+        (np.zeros(2), "ndarray"),
+        (None, "no tensor"),
+    ],
+)
+def test_a_finish_that_changes_shape_or_type_is_an_error(value: Any, found: str) -> None:
+    before = replace(BEFORE, tensors={"w": torch.ones(2), "momentum/w": torch.ones(2)})
+    tensors = {} if value is None else {"w": value}
+    with pytest.raises(
+        ConfigError,
+        match=rf"method mine: .*return torch.float32 \[2\] for w, found {found}: keep shape",
+    ):
+        check_finished("mine", before, replace(before, round=4, tensors=tensors))
+
+
+def test_a_method_may_change_the_shape_of_its_own_tensors() -> None:
+    before = replace(BEFORE, tensors={"memory/w": torch.ones(2)})
+    check_finished("mine", before, replace(before, round=4, tensors={"memory/w": torch.ones(3)}))
