@@ -151,7 +151,8 @@ def find_part(source: DataSource, profile: Profile) -> Dataset:
         f"--compare trains on the devices' data, and those of agent '{agent}' are not here: no "
         f"part of {source.data} divided by simulate.partition = '{source.partition}' over "
         f"simulate.agents = {source.agents} with seed {source.seed} agrees with the {size} "
-        "examples that it reported: leave out --compare"
+        "examples that it reported: leave out --compare; in the next run, set simulate.agents to "
+        "the number of shards, and partition and seed as in the flags of the agents"
     )
 
 
