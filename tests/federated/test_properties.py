@@ -23,7 +23,7 @@ from federated.task import Card, Profile, Update
 from federated.training.state_between_rounds import PREFIX
 from models.menu import menu
 from models.named_network import network
-from models.slicing import as_slices, corners
+from models.slicing import as_slices, corners, is_statistic
 from models.submodel_building import initial
 from tests.support.member_names import list_tried
 
@@ -63,6 +63,12 @@ def families(name):
     return sorted(able[:2], key=lambda family: family in ("lenet", "mlp"))
 
 
+TRACKING = [
+    name
+    for name in TRIED
+    if "norm" in (known := find_method(name).settings) and "tracked" in known["norm"].choices
+]
+FEDFA = [name for name in ("fedfa", "fedfa-w", "fedfa-d") if name in TRIED]
 EACH = [(name, index) for name in TRIED for index in range(2)]
 each = pytest.mark.parametrize(
     ("name", "index"), EACH, ids=[f"{name}-{index}" for name, index in EACH]
@@ -364,6 +370,28 @@ def test_an_empty_round_only_counts(name, index):
     )
 
 
+@pytest.mark.parametrize("name", TRACKING)
+def test_equal_statistics_of_batch_norm_are_taken_as_they_are(name):
+    """They are measurements, so a method takes their mean, without momentum or another step."""
+    chosen = trial(name, 0, norm="tracked")
+    if not any(map(is_statistic, chosen.state.tensors)):
+        pytest.skip("its networks have no batch norm")
+
+    def measure(submodel):
+        return {
+            local: torch.full_like(value, 5.0) if is_statistic(local) else value
+            for local, value in chosen.learned(submodel, 0).items()
+        }
+
+    fleet = mixed(chosen)
+    after = chosen.combined(chosen.updates(fleet, measure))
+    for submodel, *_ in fleet:
+        for local, value in held(chosen, after, submodel).items():
+            if is_statistic(local):
+                expected = torch.full_like(value, 5.0)
+                torch.testing.assert_close(value, expected, msg=f"{local} is not the mean")
+
+
 @each
 def test_the_state_that_went_in_stays_as_it_was(name, index):
     chosen = trial(name, index)
@@ -390,7 +418,7 @@ def test_devices_receive_the_tensors_that_they_send(name, index):
 # ---- FedFA, whose grafting covers missing channels -----------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fedfa", "fedfa-w", "fedfa-d"])
+@pytest.mark.parametrize("name", FEDFA)
 def test_fedfa_does_not_change_channels_without_devices(name):
     """Beyond the widest device's channels nothing moves, in any block."""
     chosen = trial(name, 0)
@@ -405,14 +433,14 @@ def test_fedfa_does_not_change_channels_without_devices(name):
         assert torch.equal(after[row.home][outside], chosen.state.tensors[row.home][outside])
 
 
-@pytest.mark.parametrize("name", ["fedfa", "fedfa-w", "fedfa-d"])
+@pytest.mark.parametrize("name", FEDFA)
 def test_without_training_fedfa_keeps_the_whole_network(name):
     """Agents with the whole network have equal norms and nothing to graft."""
     chosen = trial(name, 0)
     identity(chosen, [(chosen.menu[-1], 3, 0), (chosen.menu[-1], 8, 1)])
 
 
-@pytest.mark.parametrize("name", ["fedfa", "fedfa-w", "fedfa-d"])
+@pytest.mark.parametrize("name", FEDFA)
 def test_fedfa_without_scaling_combines_whole_networks_as_fedavg(name):
     chosen = trial(name, 0, **SAME_WEIGHTS, scaling="none")
     fedavg(chosen, mixed(chosen))
