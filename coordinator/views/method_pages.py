@@ -103,7 +103,7 @@ def render_method(one: Mapping[str, Any]) -> str:
         lines.append(f"Test them, with the path of a clone of the repository: {one['test']}")
     lines += ["", "Modes of the aggregation (fleet.mode, robust.rule, private.noise):"]
     for mode, why in one["modes"].items():
-        lines += wrap(mode, MODES[mode] if not why else f"not supported: {why}", 13)
+        lines += wrap(mode, untried + MODES[mode] if not why else f"not supported: {why}", 13)
     return "\n".join(lines)
 
 

@@ -28,7 +28,7 @@ from federated.methods.nefl import nefl_d, nefl_do, nefl_w, nefl_wd
 from federated.methods.recipfl import recipfl
 from federated.methods.scaffold import scaffold
 from federated.methods.scalefl import scalefl
-from federated.runtime.extension_errors import find, report_failure
+from federated.runtime.extension_errors import check_parameters, find, report_failure
 from federated.training.hooks import Hooks
 from models.extension_lookup import ExtensionPoint, load_all
 
@@ -136,6 +136,7 @@ def make(name: str, function: Callable[[], Method]) -> Method:
     """Call a function that returns a method, and name the method. ConfigError: it fails."""
     if name in METHODS:
         return function()
+    check_parameters(POINT.noun, name, function)
     with report_failure(POINT.noun, name):
         found = function()
     if not isinstance(found, Method):

@@ -109,11 +109,13 @@ def test_a_survey_alone_asks_for_no_pytorch(name: str, trains: str) -> None:
     assert describe_method(name)["trains"] == trains
 
 
-def test_laws_of_a_method_of_ones_own_are_not_tested_and_the_command_for_it_is_shown() -> None:
+def test_laws_and_modes_of_a_method_of_ones_own_are_not_tested_and_the_command_is_shown() -> None:
     """The project's tests check the laws of the built-in methods only."""
     name = MEMBERS["espalier.methods"]
     own = render_method(describe_method(name))
-    assert own.count("not tested:") == len(LAWS) - own.count("does not hold:")
+    laws, _, modes = own.partition("Modes of the aggregation")
+    assert laws.count("not tested:") == len(LAWS) - laws.count("does not hold:")
+    assert modes.count("not tested:") == len(MODES) - modes.count("not supported:")
     assert f"TRY_METHOD={name} pytest" in own
     assert "test" not in render_method(describe_method("fedavg")).partition("Laws")[2]
 
