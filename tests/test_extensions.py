@@ -242,7 +242,7 @@ def test_a_method_has_the_name_that_selects_it(names: dict[str, str]) -> None:
 def test_a_function_that_makes_no_method_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"method 'os:getcwd' returned '.*'; expected a Method"):
         find_method("os:getcwd")
-    with pytest.raises(ConfigError, match=r"method 'math:sqrt' .*TypeError"):
+    with pytest.raises(ConfigError, match=r"method 'math:sqrt' takes \(x\), expected \(\)"):
         find_method("math:sqrt")
 
 

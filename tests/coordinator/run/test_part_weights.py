@@ -19,6 +19,8 @@ from federated.task import Update
 from models.slicing import Plan
 from tests.support.memory_federation import Member, digits, federate
 
+pytestmark = pytest.mark.usefixtures("forgotten_extensions")
+
 SETTINGS = {"train.steps": 1, "method.widths": [1.0], "method.depths": [4], "rounds": 1}
 UNCOUNTED = "nothing is learned in round 1: the `parts` of method"
 

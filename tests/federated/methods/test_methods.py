@@ -386,12 +386,3 @@ def test_values_are_neither_masked_nor_trained_without_bound(name):
         ).clip
         == 5.0
     )
-
-
-def make_with_argument(name):
-    return find_method(name)
-
-
-def test_a_function_that_needs_an_argument_is_an_error():
-    with pytest.raises(ConfigError, match=r"make_with_argument' takes \(name\), expected \(\)"):
-        find_method(f"{__name__}:make_with_argument")
