@@ -40,7 +40,7 @@ Spell = Callable[[Option], str]
 
 BROKER = Option("--broker ADDRESS", "broker=ADDRESS")
 DATA = Option("--data NAME", "data=NAME")
-INPUTS = Option("--inputs FILE.npz", "inputs=FILE.npz")
+INPUTS = Option("--inputs FILE.npz", "inputs=(x, y)")
 NAME = Option("--name NAME", "name=NAME")
 PASSWORDS = Option("--passwords FILE", 'broker={"passwords": FILE}')
 PORT = Option("--port PORT", 'broker={"port": PORT}')

@@ -22,6 +22,7 @@ __all__ = [
     "give",
     "give_function",
     "is_given",
+    "is_missing",
     "replace_given",
     "spell_code",
     "strip_module",
@@ -39,6 +40,11 @@ def give(label: str, value: Any) -> str:
 def is_given(name: str) -> bool:
     """Return True if a name has the form of those that `give` returns."""
     return name.startswith(f"{__name__}:")
+
+
+def is_missing(name: str) -> bool:
+    """Return True if a name is that of an object that was passed to another process only."""
+    return is_given(name) and strip_module(name) not in OBJECTS
 
 
 def strip_module(name: str) -> str:

@@ -16,7 +16,7 @@ from federated.data import loading as data
 from federated.errors import ConfigError, DataError
 from federated.flag_and_argument_names import INPUTS
 from federated.training.objective import prepare_batch
-from models.given_objects import describe_name
+from models.given_objects import describe_name, is_missing
 from models.submodel import Network
 
 __all__ = ["load_examples", "read_examples"]
@@ -42,6 +42,13 @@ def load_examples(config: Config, inputs: Path | None, network: Network, hide: f
             lambda spell: (
                 "the coordinator of this run has no data: give raw examples to compare "
                 f"with, with {spell(INPUTS)}"
+            )
+        )
+    if is_missing(config.data.name):
+        raise ConfigError.naming(
+            lambda spell: (
+                "the data of this run were passed to a Python program, and are not in this "
+                f"process: give raw examples to compare with, with {spell(INPUTS)}"
             )
         )
     whole = data.load_central(config.data.name, config.data.root)

@@ -24,7 +24,7 @@ from export.onnx_session import Array, Output
 from federated.errors import ConfigError, DataError, StoreError, Unknown
 from federated.method import Method, State
 from federated.methods.catalogue import find_method
-from models.given_objects import is_given
+from models.given_objects import describe_name, is_given, is_missing
 from models.submodel import Network, Submodel
 from models.submodel_building import initial
 from models.user_networks.given_network import return_network
@@ -130,6 +130,12 @@ def read_run(store: Store, model: nn.Module | None = None) -> StoredRun:
     network, method = facts.network, find_method(config.method_name)
     if model is not None:
         provide_resumed_model(name, network.family, model)
+    if is_missing(network.family):
+        raise ConfigError(
+            f"run '{name}': its network is a {describe_name(network.family)} that was passed to a "
+            f'Python program: load it in Python with espalier.load_run("{name}", model), where '
+            "model is a module made by the same code"
+        )
     try:
         tensors = initial(network, config.seed, method.features)
     except ValueError as error:  # the code of the network is not here

@@ -143,12 +143,14 @@ def test_a_run_of_another_process_needs_its_module(
     simulate(tiny, data, tmp_path, rounds=1).result()
     monkeypatch.setattr(given_objects, "OBJECTS", {})
     monkeypatch.setattr("models.user_networks.given_network.OBJECTS", given_objects.OBJECTS)
-    with pytest.raises(ConfigError, match=r"run 'mine': .*pass it again"):
+    with pytest.raises(ConfigError, match=r"Tiny.*load_run\(\"mine\", model\)"):
         espalier.load_run(tmp_path / "mine")
     with pytest.raises(ConfigError, match=r"Tiny.*another structure"):
         espalier.load_run(tmp_path / "mine", nn.Linear(4, 3))
     done = espalier.load_run(tmp_path / "mine", Tiny())
     assert espalier.predict(done, data[0][:2]).shape == (2, 3)
+    with pytest.raises(ConfigError, match=r"not in this process.*inputs=\(x, y\)"):
+        espalier.export(done, tmp_path / "release")
     more = {"runs": tmp_path, "resume": True, "rounds": 2}
     with pytest.raises(ConfigError, match=r"another structure"):
         espalier.run("fedavg", nn.Linear(4, 3), data, name="mine", **more)
