@@ -8,7 +8,7 @@ min_agents = 4
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -247,8 +247,11 @@ def to_json(config: Config) -> dict[str, Any]:
     return plain
 
 
-def suggest_place(key: str) -> str:
-    """Return the tables that take a key, as the end of an error message; empty if none does."""
+def suggest_place(key: str, spell: Callable[[str, str], str] = "{}.{}".format) -> str:
+    """Return the tables that take a key, as the end of an error message; empty if none does.
+
+    spell: returns how to set a key of a table.
+    """
     # not at the top: it loads PyTorch, which a configuration without mistakes does not need
     from federated.methods.catalogue import METHODS
 
@@ -259,10 +262,15 @@ def suggest_place(key: str) -> str:
     ]
     if any(key in make().settings for make in METHODS.values()):
         tables.append(find_table(key))
-    places = [f"{table}.{key}" for table in tables] + (
+    places = [spell(table, key) for table in tables] + (
         [f"{key}, above the first table"] if key in TOP_LEVEL else []
     )
     return f"; did you mean {' or '.join(places)}?" if places else ""
+
+
+def spell_argument(table: str, key: str) -> str:
+    """Return a key of a table as an argument of `espalier.run`, whose `method` is only a name."""
+    return f'{"train" if table == "method" else table}={{"{key}": ...}}'
 
 
 def find_table(key: str) -> str:
@@ -318,7 +326,11 @@ def set_key(tree: dict[str, Any], key: str, value: Any, source: str) -> None:
     table, dot, rest = key.partition(".")
     if table not in Config.__struct_fields__:
         unknown = Unknown("key", table, Config.__struct_fields__)
-        raise SettingError(source, key, f"{unknown}{suggest_place(table)}")
+        if source:
+            raise SettingError(source, key, f"{unknown}{suggest_place(table)}")
+        error = SettingError(source, key, f"{unknown}{suggest_place(table, spell_argument)}")
+        error.on_command_line = f"{unknown}{suggest_place(table)}"
+        raise error
     if not dot:
         tree[table] = value
         return

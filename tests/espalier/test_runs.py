@@ -186,6 +186,7 @@ def bad(kind: type[Exception], words: str, **settings: Any) -> Any:
         bad(DataError, "as many labels in y", data=(np.ones((9, 4)), np.arange(5))),
         bad(ConfigError, "env: expected Simulation", env="fleet"),
         bad(ConfigError, "unknown key 'round'.*rounds", round=3),
+        bad(ConfigError, r"unknown key 'widths'.*did you mean train=.\"widths\": ", widths=(1.0,)),
         bad(ConfigError, "rounds: expected a whole number", rounds=0),
         bad(ConfigError, "simulate.agents: expected", env=espalier.Simulation(agents=0)),
         bad(ConfigError, "seeds", env=espalier.Simulation(seeds=(1, 2))),
