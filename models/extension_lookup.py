@@ -33,6 +33,7 @@ __all__ = [
     "ExtensionPoint",
     "find_failed_module",
     "import_member",
+    "is_library",
     "known_names",
     "list_required_parameters",
     "load_all",
@@ -235,11 +236,18 @@ def locate_failure(error: Exception) -> str:
         name = Path(error.filename or "").name
         return f"at {name}, line {error.lineno}: SyntaxError: {error.msg}"
     places = traceback.extract_tb(error.__traceback__)
-    # torch.fx calls the tracer in `models` below the line of the user that it stops at
-    libraries = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), f"{MODELS}{os.sep}")
-    own = [one for one in places if not one.filename.startswith((*libraries, "<frozen"))]
+    own = [one for one in places if not is_library(one.filename)]
     place = (own or places)[-1]
     return f"at {Path(place.filename).name}, line {place.lineno}: {text}"
+
+
+@cache
+def is_library(file: str) -> bool:
+    """Return True for a file of Python, of an installed package, or of `models`, whose tracer
+    torch.fx calls below the user's line.
+    """
+    libraries = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
+    return file.startswith((*libraries, f"{MODELS}{os.sep}", "<frozen"))
 
 
 def list_required_parameters(function: Callable[..., object]) -> list[str]:

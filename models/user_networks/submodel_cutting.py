@@ -31,12 +31,14 @@ class Structure:
     fields: attributes of layers that hold sizes of those axes, by (layer, attribute)
     sections: names of the blocks of each section; all but a section's first can be left out
     problem: why nothing can be narrowed, or ""
+    obstacles: operations and layers whose channels stay whole, in order
     """
 
     axes: Mapping[str, tuple[Axis | int, ...]] = field(default_factory=dict)
     fields: Mapping[tuple[str, str], Axis | tuple[Axis | int, ...]] = field(default_factory=dict)
     sections: tuple[tuple[str, ...], ...] = ()
     problem: str = ""
+    obstacles: tuple[str, ...] = ()
 
 
 def find_structure(net: nn.Module, example: Tensor) -> Structure:
@@ -82,7 +84,11 @@ def resolve(net: nn.Module, groups: Groups, sections: tuple[tuple[str, ...], ...
     )
     problem = "" if scaling else f"no part of it can be narrowed{first}"
     return Structure(
-        scaling, {place: one for place, one in fields.items() if one is not None}, sections, problem
+        scaling,
+        {place: one for place, one in fields.items() if one is not None},
+        sections,
+        problem,
+        tuple(dict.fromkeys(groups.obstacles)),
     )
 
 

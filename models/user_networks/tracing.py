@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import getitem
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, fx, hub, nn
 from torch.fx.node import map_aggregate
 from torch.fx.proxy import Attribute
 
+from models.extension_lookup import is_library
 from models.user_networks.channel_groups import Groups, Labels
 from models.user_networks.functional_layer_rules import elementwise
 from models.user_networks.layer_rules import SEVERAL_LAYERS, layer_rule
@@ -29,6 +31,9 @@ from models.user_networks.operation_values import (
 )
 
 __all__ = ["Call", "label_tensors", "named_tensors", "trace"]
+
+RESHAPE = "instead of a number write -1 or a size of x.shape, or use flatten(1)"
+LINE = "line"  # in the `meta` of a node: where the user's code called the operation
 
 Call = tuple[fx.Node, fx.Node] | None
 """Input and output of a module's call; None unless each is one tensor."""
@@ -88,6 +93,7 @@ class Tracer(fx.Tracer):
         return super().to_bool(obj) if isinstance(value, Tensor) else bool(value)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
+        node.meta[LINE] = find_line()
         return SizedProxy(node, self)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
@@ -175,6 +181,19 @@ def without_progress_thread() -> Iterator[None]:
         yield
     finally:
         bar.monitor_interval = before
+
+
+def find_line() -> str:
+    """Return the file and line of the traced network that is being executed, as the end of a
+    message; empty in the code of a library.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not trace.__code__:
+        file = frame.f_code.co_filename
+        if not is_library(file):
+            return f" at {Path(file).name}, line {frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def label_tensors(
@@ -304,7 +323,8 @@ def describe_node(net: nn.Module, node: fx.Node) -> str:
         return f"{type(net.get_submodule(str(node.target))).__name__} '{node.target}'"
     target = node.target
     name = target if isinstance(target, str) else getattr(target, "__name__", target)
-    return f"the operation '{name}'"
+    hint = "" if name not in {"view", "reshape"} else f" ({RESHAPE})"
+    return f"the operation '{name}'{node.meta.get(LINE, '')}{hint}"
 
 
 def named_tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:

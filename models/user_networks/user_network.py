@@ -65,8 +65,9 @@ __all__ = ["own"]
 # a function does not declare its data; a network that cannot take these is refused by name
 TYPICAL = TypicalData((3, 32, 32), 10, "class")
 REMEDY = (
-    "set method.widths = [1.0] to train it at full width, or let its function build the width that "
-    "submodel.width states"
+    "train it at full width (in a configuration method.widths = [1.0]; in Python menu(network, "
+    'widths=(1.0,)) or run(..., train={"widths": (1.0,)})), or let its function build the width '
+    "that submodel.width states"
 )
 
 

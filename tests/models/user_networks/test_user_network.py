@@ -69,7 +69,7 @@ def test_unnarrowable_network_gives_a_reason_and_runs_whole(
     assert run_passes(full(made)).shape == (3, 10)
     with pytest.raises(
         ValueError,
-        match=f"{why}.*; set method.widths = \\[1.0\\].* submodel.width",
+        match=f"{why}.*; train it at full width .*widths=\\(1.0,\\).* submodel.width",
     ):
         menu(made, (0.5, 1.0), (1,))
 
