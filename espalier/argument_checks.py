@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from federated.errors import ArgumentError
+from models.submodel import Network, Submodel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,6 +17,7 @@ __all__ = [
     "check_count",
     "check_is",
     "check_path",
+    "check_submodel",
     "read_array",
     "read_counts",
     "read_fractions",
@@ -38,6 +40,25 @@ def check_count(argument: str, value: object, least: int = 1) -> None:
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or value < least:  # type: ignore[operator]
         raise ArgumentError(argument, f"a whole number of at least {least}", value)
+
+
+def check_submodel(argument: str, submodel: object, network: Network) -> None:
+    """Raise ArgumentError for anything but a submodel of this network. Networks of one class differ
+    if their weights do.
+    """
+    check_is(argument, submodel, (Submodel,), "a submodel of menu(network)")
+    assert isinstance(submodel, Submodel)
+    if submodel.network != network:
+        raise ArgumentError(
+            argument,
+            f"a submodel of menu(network) for this network ({describe(network)})",
+            f"{submodel.name} of another one ({describe(submodel.network)})",
+        )
+
+
+def describe(network: Network) -> str:
+    size = f"-{network.preset}" if network.preset else ""
+    return f"{network.title}{size}, inputs={network.inputs}, outputs={network.outputs}"
 
 
 def read_array(argument: str, given: Any) -> NDArray[Any]:

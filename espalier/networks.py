@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from espalier.argument_checks import (
     check_count,
     check_is,
+    check_submodel,
     read_counts,
     read_fractions,
     read_tensors,
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
     from models.cost import Cost
 
 __all__ = ["cost", "menu", "merge", "network", "slice"]
+
+log = logging.getLogger(__name__)
 
 SOURCES = "a network of espalier.network, or a run of espalier.load_run"
 
@@ -68,7 +75,8 @@ def network(
     else:
         shape = read_counts("inputs", inputs, "(3, 32, 32)")
         check_count("outputs", outputs, 0)
-        outputs = outputs or count_outputs(name, shape)
+        with explain_lookup(POINT):
+            outputs = outputs or count_outputs(name, shape)
         if not outputs:
             raise UsageError(
                 f"network: the number of classes of '{name}' is missing: add outputs=10"
@@ -85,10 +93,11 @@ def menu(
     """Return the submodels of every width with every depth, by number of parameters.
 
     widths: kept fractions of the channels of each layer, in (0, 1].
-    depths: kept blocks of each section; empty: all blocks.
+    depths: kept blocks of each section; empty: all blocks. As in `run`, a section with fewer blocks
+        keeps all of them.
 
-    Raises ConfigError for a network that cannot be narrowed, with the layer that prevents it;
-    MissingExtra.
+    Logs a warning for a network that hardly gets smaller, with the layers that stay whole. Raises
+    ConfigError for one that cannot be narrowed, with the layer that prevents it; MissingExtra.
     """
     check_is("network", network, (Network,), "a network of espalier.network")
     widths = read_fractions("widths", widths)
@@ -96,7 +105,20 @@ def menu(
     with require_extra("espalier.menu", "train"):
         from edge_agent.bench.benchmark_targets import select_submodels
 
-        return select_submodels(network, widths, depths, ())
+        made = select_submodels(network, widths, depths, ())
+        warn_of_whole_layers(min(made, key=attrgetter("width")))
+        return made
+
+
+@cache
+def warn_of_whole_layers(submodel: Submodel) -> None:
+    """Log once why a narrow submodel is hardly smaller than the whole network, if it is."""
+    from models.submodel_building import shapes
+    from models.user_networks.whole_layers import explain_whole_layers
+
+    whole = replace(submodel, width=1.0)
+    if why := explain_whole_layers(submodel, shapes(submodel), shapes(whole)):
+        log.warning("%s", why)
 
 
 def cost(submodel: Submodel, batch: int = 1) -> Cost:
@@ -120,7 +142,7 @@ def slice(
     """Return a submodel as a module in evaluation mode: the weights that a device would receive.
 
     source: a network, or a run (`load_run`); from a run, it gets batch norm statistics, too.
-    submodel: one of `menu`, or for a run its name, such as "w0.5-d2.2.2".
+    submodel: one of `menu` of the same network, or for a run its name, such as "w0.5-d2.2.2".
     weights: weights of the largest network, as a module or as tensors by name; None: those of the
         run, of the module that was passed to `network`, or else initial ones.
 
@@ -136,14 +158,19 @@ def slice(
     check_is("submodel", submodel, (Submodel, str), "a submodel of espalier.menu, or its name")
     if not isinstance(source, Network):
         name = submodel if isinstance(submodel, str) else submodel.name
+        known = find_submodel(source, name)
+        if isinstance(submodel, Submodel):
+            check_submodel("submodel", submodel, known.network)
         if weights is None:
             return slice_run(source, name)
-        submodel = find_submodel(source, name)
+        submodel = known
     if not isinstance(submodel, Submodel):
         raise UsageError(
             f"slice: expected a submodel of menu(network), found '{submodel}'; only a run has "
             "submodels by name"
         )
+    if isinstance(source, Network):
+        check_submodel("submodel", submodel, source)
     return cut(submodel, None if weights is None else read_tensors("weights", weights))
 
 
@@ -166,7 +193,8 @@ def merge(
         `widths=(0.5, 1.0)` (`coordinator methods NAME`).
 
     Returns the tensors of the largest network by name, for `slice`, or `weights` of the next merge.
-    Methods with the setting `norm = "static"` return no batch norm statistics.
+    Batch norm statistics are averaged over the sizes, or missing (setting `norm="static"`): pass
+    about 50 batches through a slice in training mode before it predicts.
     Raises DataError for tensors that fit no submodel; ConfigError, Unknown; MissingExtra.
     """
     with require_extra("espalier.merge", "coordinator"):

@@ -137,6 +137,9 @@ class Submodel:
             parts.append(f"x{self.branches}")
         return "-".join(parts) + (f"@{self.owner}" if self.owner else "")
 
+    def __repr__(self) -> str:
+        return f"<Submodel {self.name} of {self.network.title}>"
+
     @property
     def unowned(self) -> Submodel:
         """The same submodel without an owner, as a menu lists it."""

@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from export.release_reader import Kind
 from federated.errors import ConfigError, ExportError, Unknown, UsageError
-from federated.flag_and_argument_names import Option
 from federated.runtime.extension_errors import explain_lookup
 from models.submodel import Network, Submodel
 
@@ -40,7 +39,6 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 RUNTIMES = ("torch", "onnx", "onnx-int8", "onnx-int8-u8s8", "onnx-int8-s8s8", "onnx-int8-dynamic")
-DEPTHS = Option("--depths", "depths")
 INT8 = "onnx-int8"  # the best kind for this machine and network
 NOISE = 64  # examples for calibrating batch norm and quantisation
 
@@ -92,20 +90,13 @@ def select_submodels(
     network: Network, widths: Sequence[float], depths: Sequence[int], patterns: Sequence[str]
 ) -> tuple[Submodel, ...]:
     """Return the submodels of every width and depth whose names match a pattern, smallest first;
-    without depths, full depth. Raises ConfigError, also for a depth that no section has; Unknown.
+    without depths, full depth. A section with fewer blocks keeps all. Raises ConfigError, Unknown.
     """
     from models.families.catalogue import POINT
     from models.menu import menu
     from models.submodel_building import full
 
     deepest = max(map(len, full(network).mask), default=1)
-    if beyond := [depth for depth in depths if depth > deepest]:
-        raise ConfigError.naming(
-            lambda spell: (
-                f"{spell(DEPTHS)}: expected depths from 1 to {deepest}, the most blocks in a "
-                f"section of {network.title}, found {beyond[0]}"
-            )
-        )
     with explain_lookup(POINT):
         able = menu(network, widths, depths or (deepest,))
     for pattern in patterns:

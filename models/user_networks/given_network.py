@@ -48,6 +48,8 @@ def give_network(net: nn.Module) -> str:
 def count_outputs(name: str, inputs: tuple[int, ...]) -> int:
     """Return the number of outputs of a given network for examples of this shape; 0 for another
     name. If the network fails, return the least number: building it then reports the reason.
+
+    ValueError: it returns something else than one row of outputs per example.
     """
     net = OBJECTS.get(strip_module(name))
     if not isinstance(net, GivenNetwork):
@@ -56,8 +58,16 @@ def count_outputs(name: str, inputs: tuple[int, ...]) -> int:
         # a user's network can raise anything, on the meta device also because it reads values
         with torch.no_grad(), contextlib.suppress(Exception):
             out = copy.deepcopy(module).eval()(torch.zeros((2, *inputs), device=device))
-            return int(out.shape[1])
-    return 2
+            break
+    else:
+        return 2
+    if isinstance(out, torch.Tensor) and out.ndim == 2:
+        return out.shape[1]
+    found = f"shape {list(out.shape)}" if hasattr(out, "shape") else f"type {type(out).__name__}"
+    raise ValueError(
+        f"{describe_name(name)}: for 2 examples of shape {inputs}, the network returned an output "
+        f"of {found}; expected one tensor [2, outputs]: return the logits alone"
+    )
 
 
 def return_network(name: str, net: nn.Module) -> None:

@@ -69,11 +69,15 @@ def wrong(words: str, call: Call) -> Any:
         wrong("x: expected an array", lambda *_: espalier.predict("a.onnx", [[1], [2, 3]])),
         wrong("source: expected a network", lambda *_: espalier.export("mine", "out")),
         wrong(
+            "submodel: expected a submodel of menu(network) for this network (Tiny, ",
+            lambda net, small: espalier.slice(net, replace(small, network=OTHER)),
+        ),
+        wrong(
             "submodels: expected modules by submodel",
             lambda net, small: espalier.export(net, "out", [small]),
         ),
         wrong(
-            "submodels: expected submodels of menu(network)",
+            "submodels: expected a submodel of menu(network) for this network (Tiny, ",
             lambda net, small: espalier.export(
                 net, "out", {replace(small, network=OTHER): espalier.slice(net, small)}
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +30,7 @@ def test_a_slice_of_a_module_has_the_leading_part_of_its_weights(tiny: nn.Module
     assert torch.equal(small.net.first.weight, expected[1])
     assert torch.equal(small.net.second.weight, tiny.second.weight[:, :4])
     assert torch.equal(espalier.slice(net, whole)(torch.ones(2, 4)), expected[0])
+    assert repr(half) == "<Submodel w0.5 of Tiny>"
     assert espalier.cost(half).parameters == 4 * 4 + 4 + 4 * 3 + 3
 
 
@@ -63,8 +65,8 @@ def test_a_network_of_torchvision_is_sliced_in_width_and_depth() -> None:
     assert (small.name, large.name) == ("w0.25-d1.1.1.1", "w1-d2.2.2.2")
     assert espalier.slice(net, small)(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
     assert espalier.cost(small).macs < espalier.cost(large).macs / 10
-    with pytest.raises(ConfigError, match=r"^depths: expected depths from 1 to 2, .* found 3"):
-        espalier.menu(net, depths=(1, 3))
+    deeper = espalier.menu(net, widths=(1.0,), depths=(1, 3))
+    assert [one.name for one in deeper] == ["w1-d1.1.1.1", "w1-d2.2.2.2"]
 
 
 def test_two_modules_of_one_class_keep_their_own_weights(tiny: nn.Module) -> None:
@@ -140,6 +142,50 @@ def test_a_network_that_cannot_be_narrowed_names_the_layer() -> None:
     assert [one.name for one in espalier.menu(net, widths=(1.0,))] == ["w1"]
 
 
+class TwoOutputs(Recurrent):
+    """Returns more than its predictions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x), x  # type: ignore[return-value]
+
+
+class Reshaped(nn.Module):
+    """Writes the channels of its largest layer as a number, or of all hidden layers."""
+
+    def __init__(self, *, everywhere: bool = False) -> None:
+        super().__init__()
+        self.first, self.wide = nn.Linear(4, 64), nn.Linear(64, 64)
+        self.last, self.everywhere = nn.Linear(64, 3), everywhere
+        self.after = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.wide(self.first(x).view(-1, 64)).view(-1, 64)
+        x = self.last(x)
+        return x if self.everywhere else self.after(x)  # type: ignore[no-any-return]
+
+
+def test_an_operation_that_prevents_narrowing_is_named_with_its_line_and_a_remedy() -> None:
+    net = espalier.network(Reshaped(everywhere=True), inputs=(4,))
+    line = Reshaped.forward.__code__.co_firstlineno + 1
+    match = rf"'view' at test_networks\.py, line {line} \(.*flatten\(1\)\).*widths=\(1\.0,\)"
+    with pytest.raises(ConfigError, match=match):
+        espalier.menu(net, widths=(0.5,))
+
+
+def test_a_network_that_hardly_narrows_is_reported_once_with_its_layers(
+    tiny: nn.Module, caplog: pytest.LogCaptureFixture
+) -> None:
+    espalier.menu(espalier.network(tiny, inputs=(4,)))
+    assert not caplog.messages
+    net = espalier.network(Reshaped(), inputs=(4,))
+    for _ in range(2):
+        espalier.menu(net, widths=(0.25, 1.0))
+    (message,) = caplog.messages
+    assert re.match(r"Reshaped: width 0\.25 keeps 9\d% of the parameters.*stay whole", message)
+    assert "are wide, first;" in message
+    assert "'view' at test_networks.py" in message
+
+
 def test_bad_input_names_the_problem(tiny: nn.Module) -> None:
     with pytest.raises(UsageError, match=r"inputs="):
         espalier.network(tiny)
@@ -147,6 +193,8 @@ def test_bad_input_names_the_problem(tiny: nn.Module) -> None:
         espalier.network("preresnet", inputs=(1, 8, 8))
     with pytest.raises(ConfigError, match=r"^Tiny: .*cannot take examples"):
         espalier.network(tiny, inputs=(5,))
+    with pytest.raises(ConfigError, match=r"^TwoOutputs: .* type tuple; expected one tensor"):
+        espalier.network(TwoOutputs(), inputs=(1, 8, 8))
     with pytest.raises(ConfigError, match=r"expected a name.*found 3"):
         espalier.network(3, inputs=(4,))  # type: ignore[arg-type]
     with pytest.raises(Unknown, match=r"preresnet"):

@@ -80,6 +80,10 @@ def test_a_run_is_sliced_predicted_and_exported(
     assert torch.equal(merged["net.second.weight"], done.weights["net.second.weight"])
     with pytest.raises(Unknown, match=r"w0\.7.*did you mean"):
         espalier.slice(done, "w0.7")
+    assert torch.equal(espalier.slice(done, done.menu[0]).net.first.weight, small.net.first.weight)
+    (other,) = espalier.menu(espalier.network(nn.Linear(4, 3), (4,)), (1.0,))
+    with pytest.raises(ConfigError, match=r"found .w1 of another one \(Linear, inputs=\(4,\)"):
+        espalier.slice(done, other)
     with pytest.raises(DataError, match=r"expected examples of shape \[n, 4\], found \[7, 5\]"):
         espalier.predict(done, np.zeros((7, 5)))
     with pytest.raises(ExportError):

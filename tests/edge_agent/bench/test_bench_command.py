@@ -201,7 +201,6 @@ def test_unwritable_file_keeps_the_rows(tmp_path: Path, monkeypatch: pytest.Monk
         (("--inputs", "3,0,32"), 2, "--inputs: expected sizes of at least 1"),
         (("--inputs", "99999999999,3,3"), 2, "at most 268435456 values in all"),
         (("--depths", "0"), 2, "--depths: expected numbers of at least 1, found 0"),
-        (("--depths", "1,9"), 3, "--depths: expected depths from 1 to 4"),
         (("--model", "./no.py:net"), 3, "the file no.py does not exist"),
         (("--model", "preresnat"), 2, "unknown model 'preresnat'; did you mean preresnet"),
         (("--submodels", "w3-*"), 2, "unknown submodel 'w3-*'"),
