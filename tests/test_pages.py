@@ -7,6 +7,8 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -19,10 +21,11 @@ from coordinator.cli.main import main as coordinator
 from coordinator.settings.config import load
 from edge_agent.cli.main import main as edge_agent
 from federated.engine.aggregate import Total, fold
-from federated.method import configure
+from federated.method import Method, State, configure
 from federated.methods.catalogue import find_method
 from federated.task import Update
 from models.named_network import network as network_named
+from models.slicing import is_statistic
 from models.submodel_building import initial
 from tests.support.page_blocks import PAGES, REASONS, ROOT, list_blocks
 
@@ -107,24 +110,57 @@ def test_a_setting_that_a_page_names_exists(page: Path) -> None:
 def test_the_method_in_the_tutorial_runs_and_weights_updates_equally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (block,) = (one for one in list_blocks(ROOT / "docs/own_method.md") if one.file)
-    (tmp_path / block.file).write_text(block.text)
-    monkeypatch.syspath_prepend(tmp_path)
+    save_methods(tmp_path, monkeypatch)
     chosen = find_method("equal_weights:equal_weights")
+    new = play_round(chosen, start_run(chosen), (("a", 10, 1.0), ("b", 1000, 3.0))).tensors
+    values = {name: set(one.flatten().tolist()) for name, one in new.items()}
+    assert values == {name: {2.0} for name in new}
+
+
+@pytest.mark.usefixtures("forgotten_extensions")
+def test_the_step_in_the_tutorial_adds_half_of_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_methods(tmp_path, monkeypatch)
+    chosen = find_method("server_momentum:server_momentum")
+    state = start_run(chosen)
+    zeros = {name: torch.zeros_like(one) for name, one in state.tensors.items()}
+    first = play_round(chosen, replace(state, tensors=zeros), (("a", 1, 2.0),))
+    second = play_round(chosen, first, (("a", 1, 2.0),))
+    stepped = {name for name in zeros if not is_statistic(name)}
+    assert set(second.tensors) == {*zeros, *(f"momentum/{name}" for name in stepped)}
+    for name in zeros:
+        assert set(first.tensors[name].flatten().tolist()) == {2.0}
+        expected = 3.0 if name in stepped else 2.0
+        assert set(second.tensors[name].flatten().tolist()) == {expected}
+
+
+def save_methods(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save the methods of the tutorial where they can be imported."""
+    for block in list_blocks(ROOT / "docs/own_method.md"):
+        if block.language == "python":
+            (folder / block.file).write_text(block.text)
+    monkeypatch.syspath_prepend(folder)
+
+
+def start_run(chosen: Method) -> State:
+    """Return the first state of a method on a small network with one size."""
     network = network_named("mlp-small", (1, 2, 2), 2)
     settings = configure(chosen, {"widths": [1.0]})
-    menu = chosen.menu(network, settings)
-    state = chosen.start(initial(network, 0), menu, settings)
+    return chosen.start(initial(network, 0), chosen.menu(network, settings), settings)
+
+
+def play_round(chosen: Method, state: State, agents: Iterable[tuple[str, int, float]]) -> State:
+    """Return the state after a round. agents: name, examples, and value of all its weights."""
+    menu = state.menu
     plan, total = chosen.place(state, menu[-1]), Total()
-    for agent, samples, value in (("a", 10, 1.0), ("b", 1000, 3.0)):
+    for agent, samples, value in agents:
         tensors = {
             name: torch.full_like(one, value) for name, one in chosen.dispatch(state, plan).items()
         }
         update = Update("r", 1, 1, agent, "train", menu[-1], "r0", samples, 1, tensors, LABELS)
         fold(total, chosen.parts(state, plan, update), (agent,))
-    new = chosen.finish(state, total, np.random.default_rng(0)).tensors
-    values = {name: set(one.flatten().tolist()) for name, one in new.items()}
-    assert values == {name: {2.0} for name in new}
+    return chosen.finish(state, total, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(("name", "count"), [("SECURITY.md", 20), ("docs/laws.md", 15)])
