@@ -51,8 +51,9 @@ POLL = 0.5  # seconds between ticks
 # seconds with heartbeats of an agent but without its profile or status until they are requested
 ANNOUNCEMENT_PATIENCE = 10.0
 # seconds for an agent to reconnect before it counts as gone, if its last will is a retained
-# message: a broker that stops publishes the wills of all clients, and keeps them for its next start
-RECONNECTION = 5.0
+# message: a broker that stops publishes the wills of all clients, and keeps them for its next
+# start. Longer than the longest pause between two attempts of an agent (10 s).
+RECONNECTION = 12.0
 REVOKED = "its certificate was revoked"
 SUSPENDED = "it flooded the coordinator"
 
