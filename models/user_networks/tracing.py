@@ -323,8 +323,9 @@ def describe_node(net: nn.Module, node: fx.Node) -> str:
         return f"{type(net.get_submodule(str(node.target))).__name__} '{node.target}'"
     target = node.target
     name = target if isinstance(target, str) else getattr(target, "__name__", target)
-    hint = "" if name not in {"view", "reshape"} else f" ({RESHAPE})"
-    return f"the operation '{name}'{node.meta.get(LINE, '')}{hint}"
+    line = node.meta.get(LINE, "")  # no remedy for the code of a library
+    hint = f" ({RESHAPE})" if line and name in {"view", "reshape"} else ""
+    return f"the operation '{name}'{line}{hint}"
 
 
 def named_tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
