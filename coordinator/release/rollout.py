@@ -26,6 +26,8 @@ from coordinator.release.history import History, Item
 from coordinator.release.release_request import ReleaseRequest, check_flags, describe_request
 from coordinator.release.release_status import report
 from coordinator.release.serving_choice import assign_missing, choose_serving, read_order
+from coordinator.settings.config import read_tables
+from coordinator.store import run_lock
 from coordinator.store.run_database_reader import open_records
 from coordinator.store.run_folders import DATABASE
 from export import release_reader
@@ -38,10 +40,10 @@ from export.broker_publishing import (
     read_published,
     withdraw,
 )
-from federated.errors import ExportError, StoreError
+from federated.errors import ConfigError, ExportError, LinkError, StoreError
 from federated.runtime.console import Say, show_progress
 from federated.runtime.unit_formatting import format_count
-from federated.wire.link import Link
+from federated.wire.link import Link, get_scheme
 from federated.wire.links.catalogue import open_link
 from federated.wire.messages import Manifest
 
@@ -67,10 +69,7 @@ def release_run(request: ReleaseRequest, runs: Path, say: Say) -> dict[str, Any]
         )
     if not request.status:
         audit_log.record(runs / request.run / DATABASE, request.by, *describe_request(request))
-    link = open_link(
-        add_certificate(request.broker), f"release-{request.run}-{secrets.token_hex(3)}"
-    )
-    with closing(link):
+    with closing(_open_link(request.broker, runs, request.run)) as link:
         return Rollout(link, archive, trained, rounds, say, order).follow(request)
 
 
@@ -398,6 +397,27 @@ def _read_run(runs: Path, run: str) -> tuple[dict[str, str], tuple[str, ...], in
             return choose_serving(records), read_order(records), records.rounds_done
         except ValueError as error:
             raise StoreError(f"cannot read run '{run}' in {runs}: {error}") from error
+
+
+def _open_link(broker: str, runs: Path, run: str) -> Link:
+    """Connect to a broker. Raises LinkError, which says what else the run explains."""
+    try:
+        return open_link(add_certificate(broker), f"release-{run}-{secrets.token_hex(3)}")
+    except LinkError as error:
+        try:
+            with closing(open_records(runs, run)) as records:
+                wanted = read_tables(records.read_facts().config).broker
+        except ConfigError:  # the settings of another version
+            raise error from None
+        hints = []
+        if wanted.tls and get_scheme(broker) == "mqtt":
+            hints.append(f"run '{run}' uses certificates: use --broker mqtts://HOST")
+        if not wanted.url and not run_lock.is_held(runs / run):
+            hints.append(
+                f"run '{run}' does not run, and the broker that it started ended with it: start "
+                "your own (mosquitto), or name the broker of another run in progress"
+            )
+        raise LinkError("; ".join([str(error), *hints])) from error
 
 
 def _find_version(history: History, number: int) -> str:
