@@ -53,7 +53,10 @@ __all__ = ["release"]
     help="withdraw the canary, or the last release if there is no canary",
 )
 @click.option(
-    "--status", is_flag=True, help="only show the current release and the reports of agents"
+    "--status",
+    is_flag=True,
+    help="only show the current release and the reports of agents: with --broker the present ones, "
+    "else those that the last command received",
 )
 @click.option(
     "--wait",

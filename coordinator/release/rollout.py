@@ -64,6 +64,7 @@ def release_run(request: ReleaseRequest, runs: Path, say: Say) -> dict[str, Any]
     archive = Archive(runs, request.run)
     archive.read()  # report a damaged history before anything happens
     if request.broker is None:
+        say("reports as of the last command; add --broker HOST to get the present ones")
         return report(
             archive.read(), PublishedReleases(servings=releases.list_reports(archive.read())), say
         )

@@ -40,3 +40,6 @@ def test_a_release_without_a_broker_is_recorded_and_tells_that_the_run_ended(
     assert "the broker that it started ended with it: start your own" in str(raised.value)
     rows, _ = audit_log.read(tmp_path / "runs" / RUN / "run.sqlite")
     assert [row.what for row in rows] == ["release"]
+    lines: list[str] = []
+    release_run(ReleaseRequest(RUN, status=True), tmp_path / "runs", lines.append)
+    assert lines[0].startswith("reports as of the last command"), "no broker is asked"
