@@ -14,7 +14,7 @@ from coordinator.cli.main import main
 from coordinator.release.stored_run import load_stored_run
 from coordinator.run.config_sources import ConfigSources
 from coordinator.settings.config import Config
-from coordinator.simulate.demo_fleet import DEVICES, coordinator_command
+from coordinator.simulate.demo_fleet import DEVICES, DemoOptions, coordinator_command
 from coordinator.simulate.device_gains import Comparison, compare_run, count_steps, simplify
 from coordinator.simulate.simulation import simulate_run
 from coordinator.store.database import Facts
@@ -126,7 +126,7 @@ def test_a_plain_recipe_keeps_a_field_that_is_not_of_a_method() -> None:
 
 
 def test_the_demo_states_how_its_agents_divide_the_data() -> None:
-    command = coordinator_command("host", 0, 1, Path())
+    command = coordinator_command("host", DemoOptions(), Path())
     settings = [command[i + 1] for i, word in enumerate(command) if word == "--set"]
     config = ConfigSources(settings=settings).load()
     assert (config.simulate.agents, config.simulate.partition) == (len(DEVICES), "dirichlet:1.0")

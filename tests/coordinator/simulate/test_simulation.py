@@ -450,7 +450,7 @@ def invalid_settings(folder: Path) -> list[tuple[tuple[str, ...], type[Exception
         (
             ("agents=3",),
             ConfigError,
-            r"unknown key 'agents'.*did you mean evaluate.agents or simulate.agents",
+            r"unknown key 'agents'.*did you mean evaluate=.* or simulate=\{\"agents\": \.\.\.\}",
         ),
         (("fleet.lr=0.1",), ConfigError, r"unknown key 'lr'.*did you mean train.lr"),
     ]

@@ -191,5 +191,8 @@ def test_a_profile_that_is_terminated_leaves_no_files(start: Start, tmp_path: Pa
     process.terminate()
     process.communicate(timeout=60)
     err = (tmp_path / "0.err").read_text()
-    assert (process.returncode, err.strip()) == (130, "interrupted")
+    assert process.returncode == 130
+    # above it, a busy machine has a line on measurements that are not cached
+    assert err.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in err
     assert not list(folder.iterdir())
