@@ -93,7 +93,7 @@ def test_a_phone_that_trusts_the_authority_can_do_everything(tmp_path: Path, sta
         page.get_by_text("Battery").wait_for()
         assert page.evaluate(COUNT_LOCKS) == 1
         page.get_by_role("button", name="Pause").click()
-        page.wait_for_function(f"{COUNT_LOCKS} === 0")
+        eventually(lambda: page.evaluate(f"{COUNT_LOCKS} === 0"), PATIENCE)
 
 
 def test_without_https_a_phone_trains_and_says_what_it_lacks(tmp_path: Path, start: Start) -> None:

@@ -209,7 +209,10 @@ def test_the_network_names_what_the_camera_sees(tmp_path: Path, start: Start) ->
         page.get_by_role("button", name="Use the camera").wait_for()
         assert page.evaluate("document.querySelector('video').srcObject") is None
         page.get_by_role("button", name="Use the camera").click()
-        page.wait_for_function("document.querySelector('video').srcObject !== null")
+        # not wait_for_function, which the content security policy refuses once it has to wait
+        eventually(
+            lambda: page.evaluate("document.querySelector('video').srcObject !== null"), PATIENCE
+        )
         page.get_by_role("button", name="Leave the run").click()
         page.get_by_text("You left the run").wait_for()
         page.wait_for_timeout(500)
