@@ -13,59 +13,29 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from benchmarks.analyses.client_similarity import choose_devices, read_features, train_device
 from benchmarks.analyses.panels import Panel, make_panel
 from coordinator.release.stored_run import load_stored_run
 from coordinator.simulate.device_data import DataSource
-from federated.errors import ConfigError
+from federated.errors import ConfigError, require_extra
 
 __all__ = ["analyse", "count_same", "embed"]
 
 DEVICES, CLASSES, EXAMPLES = 3, 6, 30  # the paper's numbers, and examples of each class
 NEIGHBOURS = 10
-PERPLEXITY, STEPS, EXAGGERATION, HALVINGS = 30.0, 500, 12.0, 60
-
-
-def find_affinities(squared: Tensor, perplexity: float) -> Tensor:
-    """Return the symmetric affinities p_ij of points by their squared distances [n, n]: Gaussians
-    whose widths give each point the perplexity (sections 2 and 3.1).
-    """
-    low, high = torch.zeros(len(squared), 1), torch.full((len(squared), 1), torch.inf)
-    low, high, precision = low.double(), high.double(), torch.ones(len(squared), 1).double()
-    diagonal = torch.eye(len(squared), dtype=torch.bool)
-    for _ in range(HALVINGS):
-        logits = (-squared * precision).masked_fill(diagonal, -torch.inf)
-        shares = logits.softmax(1)
-        entropy = -torch.special.xlogy(shares, shares).sum(1, keepdim=True)
-        wide = entropy > np.log(perplexity)
-        low, high = torch.where(wide, precision, low), torch.where(wide, high, precision)
-        precision = torch.where(high.isinf(), 2 * precision, (low + high) / 2)
-    return (shares + shares.T) / (2 * len(squared))
+PERPLEXITY = 30.0
 
 
 def embed(x: NDArray[np.floating], perplexity: float = PERPLEXITY) -> NDArray[np.floating]:
-    """Return the positions of points in two dimensions, [n, 2]: gradient descent on the divergence
-    of equation 4, with its early exaggeration. x: [n, numbers].
+    """Return the positions of points in two dimensions, [n, 2]. x: [n, numbers]. Raises
+    MissingExtra.
     """
-    points = torch.from_numpy(x).double()
-    squared = torch.cdist(points, points).square()
-    squared /= squared.mean()
-    wanted = find_affinities(squared, min(perplexity, (len(x) - 1) / 3))
-    places = 1e-4 * torch.randn(len(x), 2, generator=torch.Generator().manual_seed(0)).double()
-    speed, rate = torch.zeros_like(places), max(len(x) / EXAGGERATION / 4, 10.0)
-    for step in range(STEPS):
-        early = step < STEPS // 2
-        closeness = 1 / (1 + torch.cdist(places, places).square())
-        closeness.fill_diagonal_(0)
-        surplus = (EXAGGERATION if early else 1) * wanted - closeness / closeness.sum()
-        forces = surplus * closeness
-        gradient = 4 * (forces.sum(1, keepdim=True) * places - forces @ places)
-        speed = (0.5 if early else 0.8) * speed - rate * gradient
-        places = places + speed
-        places = places - places.mean(0)
-    return places.numpy()
+    with require_extra("python -m benchmarks analyse features", "bench", "scikit-learn"):
+        from sklearn.manifold import TSNE
+
+    placed = TSNE(perplexity=min(perplexity, (len(x) - 1) / 3), random_state=0).fit_transform(x)
+    return np.asarray(placed)
 
 
 def count_same(x: NDArray[np.floating], groups: NDArray[np.generic]) -> float:

@@ -17,7 +17,7 @@ from benchmarks.analyses import fine_tuning
 from benchmarks.analyses.block_similarity import compare_layers, match_greedily
 from benchmarks.analyses.client_similarity import align
 from benchmarks.analyses.command import command
-from benchmarks.analyses.feature_map import count_same, embed, find_affinities
+from benchmarks.analyses.feature_map import count_same, embed
 from benchmarks.analyses.gradient_distributions import measure_overlap
 from benchmarks.analyses.named_analyses import ANALYSES, measure
 from benchmarks.analyses.panels import draw_panels, make_panel
@@ -119,12 +119,6 @@ def test_points_of_a_cluster_stay_together_in_two_dimensions() -> None:
     assert count_same(x, groups) == 1
     assert count_same(placed, groups) > 0.95
     assert count_same(placed, rng.permutation(groups)) < 0.5
-
-
-def test_each_point_has_the_wanted_perplexity() -> None:
-    """Conditional shares of the same entropy: with equal distances, all others count equally."""
-    squared = 1 - torch.eye(5, dtype=torch.float64)
-    assert torch.allclose(find_affinities(squared, 4.0), squared / 20)
 
 
 def test_the_means_of_a_panel_leave_out_missing_numbers() -> None:
