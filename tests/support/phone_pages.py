@@ -18,8 +18,10 @@ from tests.support.processes import COORDINATOR, ROOT, Running, Start, wait_for_
 
 __all__ = [
     "AXE",
+    "PAGE_TEST",
     "PATIENCE",
     "RUN",
+    "SETTINGS",
     "browser",
     "join",
     "needs_page",
@@ -35,6 +37,17 @@ WANTED = ("playwright", "websockets", PACKAGE)  # the page is built by `make web
 needs_page = pytest.mark.skipif(
     find_chromium() is None or not all(map(find_spec, WANTED)),
     reason=f"Chromium or one of {', '.join(WANTED)} is not installed: run `make web`",
+)
+PAGE_TEST = [  # and slow, which each file marks itself: CI finds slow tests by it
+    pytest.mark.processes,
+    pytest.mark.broker,
+    pytest.mark.timeout(2 * PATIENCE),
+    needs_page,
+]
+# of a small run that goes on until the test ends
+SETTINGS = (
+    *("model.name=mlp", "data.name=digits", "method.name=fedavg", "method.widths=[1.0]"),
+    *("rounds=100000", "broker.kind=embedded", "fleet.min_agents=1"),
 )
 RUN = "phones"
 

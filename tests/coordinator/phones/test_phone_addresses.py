@@ -15,24 +15,14 @@ import pytest
 from benchmarks.phones.phone_pages import find_code, join, make_page, scan_code
 from benchmarks.web_page.browser import open_chromium
 from federated.data import loading
-from tests.support.phone_pages import PATIENCE, needs_page, read_state, start_run
+from tests.support.phone_pages import PAGE_TEST, PATIENCE, SETTINGS, read_state, start_run
 from tests.support.phone_pictures import make_picture, name_class
 from tests.support.processes import Start
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.processes,
-    pytest.mark.broker,
-    pytest.mark.timeout(2 * PATIENCE),
-    needs_page,
-]
+pytestmark = [pytest.mark.slow, *PAGE_TEST]
 NAME = "phones.test"  # reserved for tests (RFC 6761); browsers take localhost alone as secure
 RESOLVE = f"--host-resolver-rules=MAP {NAME} 127.0.0.1"
-SETTINGS = (
-    *("model.name=mlp", "data.name=digits", "method.name=fedavg", "method.widths=[1.0]"),
-    *("rounds=100000", "broker.kind=embedded", "fleet.min_agents=1"),
-)
 # keeps the page's wake locks
 RECORD_LOCKS = """
 window.locks = [];

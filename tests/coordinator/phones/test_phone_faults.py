@@ -21,22 +21,12 @@ from benchmarks.web_page.browser import open_chromium
 from coordinator.access.configured_authority import open_authority
 from coordinator.settings.service_tables import Broker
 from federated.data import loading
-from tests.support.phone_pages import PATIENCE, join, needs_page, read_state, start_run
+from tests.support.phone_pages import PAGE_TEST, PATIENCE, SETTINGS, join, read_state, start_run
 from tests.support.phone_pictures import name_class, write_video
 from tests.support.processes import Start
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.processes,
-    pytest.mark.broker,
-    pytest.mark.timeout(2 * PATIENCE),
-    needs_page,
-]
-SETTINGS = (
-    *("model.name=mlp", "data.name=digits", "method.name=fedavg", "method.widths=[1.0]"),
-    *("rounds=100000", "broker.kind=embedded", "fleet.min_agents=1"),
-)
+pytestmark = [pytest.mark.slow, *PAGE_TEST]
 # hides the page at the next step of a training, as the chooser of a file does on phones
 HIDE_IN_TRAINING = """
 const Known = Worker;

@@ -9,17 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.phone_pages import PATIENCE, needs_page, open_page, start_run
+from tests.support.phone_pages import PAGE_TEST, PATIENCE, open_page, start_run
 from tests.support.processes import Start
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.processes,
-    pytest.mark.broker,
-    pytest.mark.timeout(2 * PATIENCE),
-    needs_page,
-]
+pytestmark = [pytest.mark.slow, *PAGE_TEST]
 SAMPLES, PIECES = 100, 6
 # of each class: acceleration (m/s²) and rotation (degrees per second) along x, y and z
 LYING, TURNING = ((0.0, 0.0, 9.8), (0.0, 0.0, 0.0)), ((0.0, 9.8, 0.0), (0.0, 0.0, 90.0))

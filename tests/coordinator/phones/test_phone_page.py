@@ -17,10 +17,10 @@ from federated.data import loading
 from tests.support.brokers import BOTH
 from tests.support.phone_pages import (
     AXE,
+    PAGE_TEST,
     PATIENCE,
     RUN,
     join,
-    needs_page,
     open_page,
     read_state,
     start_run,
@@ -29,13 +29,7 @@ from tests.support.phone_pictures import name_class
 from tests.support.processes import AGENT, Start
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.processes,
-    pytest.mark.broker,
-    pytest.mark.timeout(2 * PATIENCE),
-    needs_page,
-]
+pytestmark = [pytest.mark.slow, *PAGE_TEST]
 
 GOAL, ROUNDS = 0.93, 30  # accuracy on the held-out digits after rounds in which all agents trained
 

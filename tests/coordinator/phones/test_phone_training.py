@@ -15,16 +15,10 @@ from benchmarks.phones.python_training import repeat_training
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate_run
 from coordinator.store.run_store import Store
-from tests.support.phone_pages import PATIENCE, RUN, join, needs_page, start_run
+from tests.support.phone_pages import PAGE_TEST, PATIENCE, RUN, join, start_run
 from tests.support.processes import Start
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.processes,
-    pytest.mark.broker,
-    pytest.mark.timeout(2 * PATIENCE),
-    needs_page,
-]
+pytestmark = [pytest.mark.slow, *PAGE_TEST]
 
 
 def read_results(runs: Path, name: str) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
