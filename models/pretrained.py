@@ -7,7 +7,7 @@ a network here uses those of its own data, which is close enough to start from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from models.families.catalogue import FAMILIES, family
+from models.family import Torchvision
 from models.optional_torchvision import import_torchvision
 from models.submodel import Network
 from models.submodel_building import find_labelled, full, shapes
@@ -87,14 +88,24 @@ def find_timm_name(source: str, network: Network) -> str:
     known = family(network).torchvision
     if known and network.preset in known.timm:
         return known.timm[network.preset]
+    raise make_missing_error(source, "timm", network, lambda known: known.timm)
+
+
+def make_missing_error(
+    source: str, library: str, network: Network, presets: Callable[[Torchvision], Iterable[str]]
+) -> ValueError:
+    """Return the error for a library without weights of this network. It names those that it has.
+
+    presets: returns those of a family's presets that the library has.
+    """
     able = sorted(
         f"{key}-{preset}"
-        for key, one in FAMILIES.items()
-        if one.torchvision
-        for preset in one.torchvision.timm
+        for key, known in FAMILIES.items()
+        if known.torchvision
+        for preset in presets(known.torchvision)
     )
-    raise ValueError(
-        f"{source}: timm has no weights for {format_name(network)}; it has weights for "
+    return ValueError(
+        f"{source}: {library} has no weights for {format_name(network)}; it has weights for "
         f"{', '.join(able)}"
     )
 
@@ -153,16 +164,7 @@ def download(source: str, network: Network) -> dict[str, Tensor]:
     """Return torchvision's weights of this network, from its site or from torch.hub's cache."""
     name, entry = torchvision_name(network), source.removeprefix(DOWNLOAD)
     if not name:
-        able = sorted(
-            f"{key}-{preset}"
-            for key, known in FAMILIES.items()
-            if known.torchvision
-            for preset in known.torchvision.names
-        )
-        raise ValueError(
-            f"{source}: torchvision has no weights for {format_name(network)}; it has weights for "
-            f"{', '.join(able)}"
-        )
+        raise make_missing_error(source, "torchvision", network, lambda known: known.names)
     known = import_torchvision("models").get_model_weights(name)
     if entry not in known.__members__:
         raise ValueError(
