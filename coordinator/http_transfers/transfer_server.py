@@ -150,7 +150,7 @@ def find_update(request: Request, spool: Path, secret: bytes) -> tuple[Path, int
 
 
 def measure(path: Path) -> int:
-    """Return the bytes of an update that are there. Raises HTTPException if it is not expected."""
+    """Return how many bytes of an update arrived. Raises HTTPException if it is not expected."""
     try:
         return path.stat().st_size
     except OSError as error:

@@ -1,7 +1,7 @@
 """Name the addresses at which agents download weights and upload updates over HTTP(S).
 
-BASE/weights/SHA256                      whoever knows a digest may download: only the messages of
-                                         the coordinator name it, and those who have the content
+BASE/weights/SHA256                      weights, for everybody who knows their digest, which the
+                                         coordinator tells its agents
 BASE/updates/FOLDER/NAME?size=N&key=KEY  one update, while a task expects it; the key authenticates
                                          the path and the size, and only its agent is told the
                                          address

@@ -76,8 +76,8 @@ def describe_faults(folder: Path) -> dict[str, Any]:
     for file in list_log_files(folder):
         try:
             stream = file.open("rb")
-        except FileNotFoundError:
-            continue  # not written yet, or rotated meanwhile
+        except OSError:
+            continue  # such as not written yet, or rotated meanwhile
         with stream, _counting:
             log = count_file(stream)
             merge_counts(found, log.faults)

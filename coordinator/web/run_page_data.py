@@ -137,7 +137,10 @@ def list_method_settings(config: Config) -> Iterator[dict[str, Any]]:
     given = {
         key: value for key, value in {**config.method, **config.train}.items() if key != "name"
     }
-    known = read_method_settings(config.method_name)
+    try:
+        known = read_method_settings(config.method_name)
+    except (OSError, subprocess.TimeoutExpired):  # of a busy machine: the next request tries again
+        known = {}
     yield {
         "key": "method.name",
         "value": config.method_name,
@@ -157,15 +160,16 @@ def list_method_settings(config: Config) -> Iterator[dict[str, Any]]:
 @lru_cache(maxsize=MAX_METHODS)
 def read_method_settings(name: str) -> dict[str, dict[str, Any]]:
     """Return what is known of a method's settings; empty if the method is not installed here. In
-    a process of its own, since a method loads PyTorch, and code of its author.
+    a process of its own, since a method loads PyTorch, and code of its author. Raises OSError,
+    TimeoutExpired.
     """
     command = [sys.executable, "-m", "coordinator.cli", "methods", "--format", "json", "--", name]
+    done = subprocess.run(  # noqa: S603  # without a shell
+        command, capture_output=True, timeout=METHOD_TIMEOUT
+    )
     try:
-        done = subprocess.run(  # noqa: S603  # without a shell
-            command, capture_output=True, timeout=METHOD_TIMEOUT
-        )
         return dict(msgspec.json.decode(done.stdout)["settings"])
-    except (subprocess.TimeoutExpired, msgspec.DecodeError):
+    except msgspec.DecodeError:
         return {}
 
 

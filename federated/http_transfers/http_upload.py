@@ -1,7 +1,7 @@
 """Upload a blob over HTTP(S) to a place for which its address is the permission, from where an
 earlier attempt stopped.
 
-HEAD ADDRESS                            answers with Upload-Offset: number of bytes that are there
+HEAD ADDRESS                            answers with Upload-Offset: number of bytes that arrived
 PUT ADDRESS, Content-Range: bytes A-B/N  appends the bytes A to B; A must be that number
 """
 

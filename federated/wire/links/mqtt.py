@@ -89,9 +89,8 @@ class MqttLink:
         self.client_id, self.sent_bytes, self.received_bytes = client_id, 0, 0
         self._deliveries = DeliveryQueue(find_sender=topics.find_sender)
         self._patterns: dict[str, None] = {}
-        self._asked: dict[
-            int, Sequence[str]
-        ] = {}  # subscriptions by message id, until the broker answers
+        # subscriptions by message id, until the broker answers
+        self._asked: dict[int, Sequence[str]] = {}
         # published messages that may not be acknowledged yet: topic, bytes
         self._in_flight: list[tuple[mqtt.MQTTMessageInfo, str, int]] = []
         # never acquired in the network thread: paho holds its own locks when it calls a handler
