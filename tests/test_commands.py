@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker]
         ([*COORDINATOR, "start", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
         ([*COORDINATOR, "export", "none", "--out", "o"], 7, "no run 'none'"),
         ([*COORDINATOR, "release", "none", "--broker", "127.0.0.1:9"], 7, "no run 'none'"),
-        ([*COORDINATOR, "release", "none"], 2, "--broker is missing"),
+        ([*COORDINATOR, "release", "none"], 7, "no run 'none'"),
         (
             [*COORDINATOR, "release", "none", "--rollback", "--promote", "--broker", "h"],
             2,

@@ -21,7 +21,8 @@ __all__ = ["release"]
 @click.option(
     "--broker",
     metavar="HOST|URL",
-    help="address of the agents' broker; required, except with --status",
+    help="address of the agents' broker  [default: the one of the run, as its coordinator reaches "
+    "it; with --status, none is asked]",
 )
 @click.option(
     "--bundle",

@@ -78,7 +78,7 @@ def export_run(request: ExportRequest, say: Say) -> dict[str, Any]:
         f"exported round {made.round} of run '{run}' to {out}; try: edge-agent infer --model "
         f"{out / first.variants[0].file.name} INPUTS{mark}"
     )
-    say(f"release it to the agents with: coordinator release {run} --bundle {out} --broker HOST")
+    say(f"release it to the agents with: coordinator release {run} --bundle {out}")
     return {**msgspec.to_builtins(made), "out": str(out)}
 
 

@@ -17,7 +17,7 @@ class ReleaseRequest:
     """The options of `coordinator release`.
 
     run: name of the stored run.
-    broker: its address; None with `status` only.
+    broker: its address; None: that of the run, or with `status` none.
     bundle: folder of an exported release; None exports the last round.
     share: agents of the canary, as `canary.draw_agents` takes it; None for all agents.
     promote: whether to promote the canary.
@@ -69,11 +69,6 @@ def check_flags(request: ReleaseRequest) -> None:
         raise UsageError(
             "--files-at needs --bundle: export the release (coordinator export), upload its files, "
             "then release them"
-        )
-    if request.broker is None and not request.status:
-        raise UsageError(
-            "--broker is missing: set it to the agents' broker, such as --broker 192.168.1.5 "
-            "(only --status works without it)"
         )
     if request.wait is not None and not 0 <= request.wait < float("inf"):
         raise UsageError(f"--wait: expected at least 0 seconds, found {request.wait:g}")

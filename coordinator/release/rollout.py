@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from coordinator import audit_log
-from coordinator.access.broker_setup import add_certificate
+from coordinator.access.broker_setup import add_certificate, find_broker
 from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive
@@ -40,7 +40,7 @@ from export.broker_publishing import (
     read_published,
     withdraw,
 )
-from federated.errors import ConfigError, ExportError, LinkError, StoreError
+from federated.errors import ExportError, LinkError, StoreError
 from federated.runtime.console import Say, show_progress
 from federated.runtime.unit_formatting import format_count
 from federated.wire.link import Link, get_scheme
@@ -57,20 +57,20 @@ POLL = 0.2  # seconds that one wait for a message lasts
 def release_run(request: ReleaseRequest, runs: Path, say: Say) -> dict[str, Any]:
     """Do what `coordinator release` is asked to do; return its result as plain values, with `error`
     if it must exit with status 8.
-    Raises UsageError, Unknown, StoreError, ExportError, FleetError, LinkError.
+    Raises UsageError, Unknown, StoreError, ConfigError, ExportError, FleetError, LinkError.
     """
     check_flags(request)
     trained, order, rounds = _read_run(runs, request.run)
     archive = Archive(runs, request.run)
     archive.read()  # report a damaged history before anything happens
-    if request.broker is None:
+    if request.broker is None and request.status:
         say("reports as of the last command; add --broker HOST to get the present ones")
         return report(
             archive.read(), PublishedReleases(servings=releases.list_reports(archive.read())), say
         )
     if not request.status:
         audit_log.record(runs / request.run / DATABASE, request.by, *describe_request(request))
-    with closing(_open_link(request.broker, runs, request.run)) as link:
+    with closing(_open_link(request, runs)) as link:
         return Rollout(link, archive, trained, rounds, say, order).follow(request)
 
 
@@ -400,23 +400,24 @@ def _read_run(runs: Path, run: str) -> tuple[dict[str, str], tuple[str, ...], in
             raise StoreError(f"cannot read run '{run}' in {runs}: {error}") from error
 
 
-def _open_link(broker: str, runs: Path, run: str) -> Link:
-    """Connect to a broker. Raises LinkError, which says what else the run explains."""
+def _open_link(request: ReleaseRequest, runs: Path) -> Link:
+    """Connect to the broker of a request, or of its run. Raises LinkError, which says what else the
+    run explains, and ConfigError for a run that does not tell its broker's address.
+    """
+    run = request.run
+    with closing(open_records(runs, run)) as records:
+        wanted = read_tables(records.read_facts().config).broker
+    broker = request.broker or find_broker(wanted)
     try:
         return open_link(add_certificate(broker), f"release-{run}-{secrets.token_hex(3)}")
     except LinkError as error:
-        try:
-            with closing(open_records(runs, run)) as records:
-                wanted = read_tables(records.read_facts().config).broker
-        except ConfigError:  # the settings of another version
-            raise error from None
         hints = []
         if wanted.tls and get_scheme(broker) == "mqtt":
             hints.append(f"run '{run}' uses certificates: use --broker mqtts://HOST")
         if not wanted.url and not run_lock.is_held(runs / run):
             hints.append(
                 f"run '{run}' does not run, and the broker that it started ended with it: start "
-                "your own (mosquitto), or name the broker of another run in progress"
+                "your own (mosquitto), or name the broker of another run in progress (--broker)"
             )
         raise LinkError("; ".join([str(error), *hints])) from error
 

@@ -389,7 +389,6 @@ def test_an_invalid_share_is_refused_before_an_export(
             "--promote promotes the current canary",
         ),
         ({"bundle": Path("x"), "inputs": Path("y"), "broker": "h"}, "--bundle and --inputs cannot"),
-        ({}, "--broker is missing"),
         ({"share": "101%", "broker": "h"}, "--canary: expected a percentage"),
         ({"share": "0", "broker": "h"}, "--canary: expected a percentage"),
         ({"wait": -1.0, "broker": "h"}, "--wait: expected at least 0 seconds, found -1"),

@@ -38,8 +38,10 @@ def test_a_release_without_a_broker_is_recorded_and_tells_that_the_run_ended(
             release_run(ReleaseRequest(RUN, broker), tmp_path / "runs", print)
     assert "uses certificates: use --broker mqtts://HOST; run" in str(raised.value)
     assert "the broker that it started ended with it: start your own" in str(raised.value)
+    with pytest.raises(LinkError, match=r"mqtts://127\.0\.0\.1:8883"):  # the run's own, by default
+        release_run(ReleaseRequest(RUN), tmp_path / "runs", print)
     rows, _ = audit_log.read(tmp_path / "runs" / RUN / "run.sqlite")
-    assert [row.what for row in rows] == ["release"]
+    assert [row.what for row in rows] == ["release", "release"]
     lines: list[str] = []
     release_run(ReleaseRequest(RUN, status=True), tmp_path / "runs", lines.append)
     assert lines[0].startswith("reports as of the last command"), "no broker is asked"
