@@ -13,6 +13,7 @@ import click
 
 from coordinator.cli.options import FILE, INIT, RUNS, config_flag, list_given, print_errors
 from coordinator.phones.defaults import ADDRESS as PHONES
+from coordinator.store.run_lock import LEASE, SHORTEST
 from coordinator.web.defaults import ADDRESS
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, print_result, speaker
@@ -106,6 +107,16 @@ __all__ = ["start"]
     is_flag=True,
     help="resume the run called --name if it exists, or else start it; for services that restart",
 )
+@click.option(
+    "--standby",
+    is_flag=False,
+    flag_value=LEASE,
+    type=click.FloatRange(min=SHORTEST),
+    metavar="[SECONDS]",
+    help="wait until the run called --name has no coordinator, or its coordinator gave no sign of "
+    f"life for this time (by default {LEASE:g} s), then resume it; both share the folder --runs "
+    "and the broker",
+)
 @RUNS
 @FORMAT
 def start(
@@ -116,6 +127,7 @@ def start(
     web_key: Path | None,
     resume: bool,
     or_resume: bool,
+    standby: float | None,
     runs: Path,
     form: str,
     **flags: Any,
@@ -131,6 +143,8 @@ def start(
             from coordinator.run.launch import View, start_run
         gc.freeze()  # a round's collections need not visit what the imports made
 
+        if standby is not None and (resume or or_resume):
+            raise UsageError("--standby resumes the run: remove --resume and --or-resume")
         live = form == "text" and sys.stdout.isatty()
         if web is None and (web_certificate, web_key) != (None, None):
             raise UsageError("--web-certificate and --web-key require --web")
@@ -146,5 +160,6 @@ def start(
             View(speaker(form), live),
             resume=resume,
             or_resume=or_resume,
+            standby=standby,
         )
         print_result(result, form)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -31,12 +31,14 @@ from coordinator.run.config_sources import ConfigSources
 from coordinator.run.rounds import Result
 from coordinator.run.run_preparation import STARTED, Prepared, find_name, prepare
 from coordinator.run.runner import RunOptions, run
+from coordinator.run.standby import check_standby, wait_to_lead
 from coordinator.settings.config import Config, read_tables, to_json
 from coordinator.settings.service_tables import Log
 from coordinator.store.control_requests import Stopped
 from coordinator.store.run_folders import DATABASE, find_latest_run, list_runs
+from coordinator.store.run_lock import Held
 from coordinator.store.run_store import Store
-from federated.errors import ConfigError, UsageError
+from federated.errors import ConfigError, StoreError, UsageError
 from federated.runtime import logs
 from federated.runtime.console import Say
 from federated.runtime.service_manager import ServiceManager
@@ -95,14 +97,48 @@ def start_run(
     *,
     resume: bool = False,
     or_resume: bool = False,
+    standby: float | None = None,
 ) -> dict[str, Any]:
     """Start or resume a run; return the result as plain values.
 
     resume: resume the run.
     or_resume: resume the run if it exists, else start it.
-    Raises UsageError for `or_resume` without a name.
+    standby: resume the run once it has no coordinator, or its coordinator gave no sign of life for
+        this number of seconds. The result is just the name if the run finishes or is stopped
+        before. None: do not wait.
+    Raises UsageError for `or_resume` or `standby` without a name, and for `standby` without an
+    existing broker.
     """
     raise_descriptor_limit()
+    with ServiceManager() as manager:  # before the broker, which must not inherit it
+        if standby is None:
+            return lead_run(sources, runs, view, manager, resume=resume, or_resume=or_resume)
+        config = sources.load_tables()
+        check_standby(config)
+        state = f"standing by until run '{config.name}' has no other coordinator"
+        view.say(state)
+        manager.ready(state)
+        while wait_to_lead(runs / config.name, standby, lambda: manager.ping(lambda: state)):
+            try:
+                return lead_run(sources, runs, view, manager, resume=True)
+            except Held:  # another standby was faster
+                continue
+    view.say(f"run '{config.name}' has finished or was stopped on request")
+    return {"run": config.name}
+
+
+def lead_run(
+    sources: ConfigSources,
+    runs: Path,
+    view: View,
+    manager: ServiceManager,
+    *,
+    resume: bool = False,
+    or_resume: bool = False,
+) -> dict[str, Any]:
+    """Do what `start_run` does, without waiting. Raises Held if another coordinator leads the
+    run.
+    """
     config = sources.load_tables()
     if or_resume and not config.name:
         raise UsageError("--or-resume needs the name of a run: add --name NAME")
@@ -116,8 +152,9 @@ def start_run(
     with suggest_resume(runs, (config.name,), how):
         prepared = prepare(config, runs, resume=resume)
         try:
-            record_start(prepared, runs, resume=resume)
-            result = run_at_broker(prepared, runs / config.name, view)
+            with prepared.store.leading():
+                record_start(prepared, runs, resume=resume)
+                result = run_at_broker(prepared, runs / config.name, view, manager)
         except Stopped as why:
             resume = True  # keep the run, which can be resumed
             view.say(f"{why}; {how}")
@@ -167,12 +204,11 @@ def list_changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> It
             yield key
 
 
-def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
+def run_at_broker(prepared: Prepared, folder: Path, view: View, manager: ServiceManager) -> Result:
     """Execute the run over a broker, and show it."""
     config, fleets = prepared.config, list[MessageLoop]()
     will = topics.run(config.name), b""  # removes the card, so that no agent joins a dead run
     with (
-        ServiceManager() as manager,  # before the broker, which must not inherit it
         open_broker_access(config.broker, folder, view.say, config.wire.chunk) as broker_access,
         serve_phones(config, broker_access.address, view.say),
         serve_transfers(config, prepared.store.spool, view.say) as urls,
@@ -191,7 +227,12 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View) -> Result:
         return run(
             prepared,
             link,
-            publish_to(read, view.read, make_manager_reader(manager, fleets)),
+            publish_to(
+                read,
+                view.read,
+                make_manager_reader(manager, fleets),
+                make_lock_reader(prepared.store),
+            ),
             lambda fleet: bind(fleet, fleets, manager),
             RunOptions(broker_access=broker_access, urls=urls),
         )
@@ -219,6 +260,17 @@ def make_manager_reader(manager: ServiceManager, fleets: Sequence[MessageLoop]) 
     def read(event: Event) -> None:
         if isinstance(event, LoopTurned) and fleets:
             manager.ping(describe_round)
+
+    return read
+
+
+def make_lock_reader(store: Store) -> Publish:
+    """Return a reader that raises Superseded soon after a standby took over the run."""
+
+    def read(event: Event) -> None:
+        if isinstance(event, LoopTurned):
+            with suppress(StoreError):  # those who must write report a failing disk
+                store.check_lock()
 
     return read
 

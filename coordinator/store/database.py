@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sqlite3
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -185,16 +186,21 @@ def make_damage_error(folder: Path, damage: list[str]) -> DatabaseDamage:
     return DatabaseDamage(folder, f"{folder / DATABASE} is damaged ({parts})")
 
 
-def update_copy(folder: Path, database: sqlite3.Connection) -> None:
+def update_copy(
+    folder: Path, database: sqlite3.Connection, check: Callable[[], None] = lambda: None
+) -> None:
     """Write the present state of a run's database, its log included, to the copy. Only blocks that
     changed are written, since a long run's database grows. A crash meanwhile damages the copy,
     which the next call repairs. Raises OSError, sqlite3.Error.
+
+    check: called once the copy is open; raises if this process may not write.
     """
     if not hasattr(database, "serialize"):
         return  # SQLite is older than 3.36
     data, path = memoryview(database.serialize()), folder / COPY
     new = not path.exists()
-    with path.open("w+b" if new else "r+b") as file:
+    with path.open("x+b" if new else "r+b") as file:
+        check()
         for start in range(0, len(data), BLOCK):
             block = data[start : start + BLOCK]
             file.seek(start)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from io import FileIO
 from pathlib import Path
@@ -69,7 +69,9 @@ class Journal:
     """The journal in a run's folder. Every method raises StoreError if the disk fails."""
 
     def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
-        """check: called before each change; raises StoreError if this process may not write."""
+        """check: called before each change, once its file is open; raises if this process may not
+        write (`coordinator.store.run_lock.check`).
+        """
         self._folder, self._check = folder, check
         self._file: FileIO | None = None
         self._base: Base | None = None
@@ -110,16 +112,20 @@ class Journal:
         """Begin a segment. The one before it stays until `sweep`."""
         number = max((int(path.stem.partition("-")[2]) for path in self._segments()), default=0) + 1
         path = self._folder / f"journal-{number:06d}.log"
-        self._check()
         with self._explain_errors():
             try:
-                atomic_files.write(path, frame(pack(base)))
+                atomic_files.write_pieces(path, self._check_first(frame(pack(base))))
                 self._open(path)
             except OSError:
                 # a resumed run would read it as the newest, while events go to the old one
+                self._check()
                 path.unlink(missing_ok=True)
                 raise
         self._base, self.records, self.written = base, 0, 0
+
+    def _check_first(self, content: bytes) -> Iterator[bytes]:
+        self._check()
+        yield content
 
     def append(self, event: RoundEvent) -> None:
         """Write an event, which is on disk only after `sync`. A partial write is cut off again."""
@@ -152,18 +158,18 @@ class Journal:
         tensors, text = dump(total)
         self._check()
         with self._explain_errors():
-            return write_tensors(self._folder / name, tensors, {"total": text})
+            return write_tensors(self._folder / name, tensors, {"total": text}, self._check)
 
     def sweep(self) -> None:
         """Remove all segments but the current one, and all totals but its own."""
-        self._check()
         present = {Path(self._file.name).name} if self._file is not None else set()
         if self._base is not None and self._base.total:
             present.add(self._base.total)
-        for pattern in ("journal-*", "total-*"):
-            for path in self._folder.glob(pattern):
-                if path.name not in present:
-                    path.unlink()
+        found = [*self._folder.glob("journal-*"), *self._folder.glob("total-*")]
+        self._check()  # once they are listed: those of a later coordinator must stay
+        for path in found:
+            if path.name not in present:
+                path.unlink(missing_ok=True)
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -222,6 +228,11 @@ class Journal:
                 len(data),
             )
         file = path.open("r+b", buffering=0)
+        try:
+            self._check()
+        except BaseException:
+            file.close()
+            raise
         file.truncate(end)
         file.seek(end)
         self.close()

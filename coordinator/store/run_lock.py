@@ -1,38 +1,91 @@
-"""Lock a run's folder, so that only one coordinator uses it at a time."""
+"""Lock a run's folder, so that only one coordinator uses it at a time. A standby coordinator can
+take the lock away from one that gives no sign of life.
+
+The holder changes the modification time of the lock file every RENEWAL seconds. A standby compares
+these times only with each other, so the clocks of two machines may differ. It takes the lock away
+by replacing the file: `check`, which precedes each write, then fails in the earlier holder.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from federated.errors import StoreError
+from federated.errors import StoreError, Superseded
 from federated.system.file_locks import lock_file
 
-__all__ = ["acquire", "check", "is_held", "release"]
+__all__ = [
+    "LEASE",
+    "SHORTEST",
+    "Held",
+    "acquire",
+    "check",
+    "has_ended",
+    "is_held",
+    "is_present",
+    "mark_end",
+    "read_sign",
+    "release",
+    "renewing",
+    "replace",
+]
 
 # attempts to lock, shortly after each other, since `is_held` takes the lock for a moment
 ATTEMPTS = 5
+RENEWAL = 5.0  # seconds between two signs of life
+LEASE = 30.0  # seconds without one after which a standby takes the lock away by default
+SHORTEST = 3 * RENEWAL  # the least such time: one late sign must not count as the end
+ENDED = b"ended\n"  # content of the lock file of a run that has finished, or was stopped on request
 _held = set[int]()  # handles of this process's locks
+
+
+class Held(StoreError):
+    """Another process holds the lock."""
 
 
 def acquire(folder: Path) -> int:
     """Lock the run for this process and return the handle, for `release`. The system releases the
-    lock when the process ends, also if it is killed. Raises StoreError if another process holds it.
+    lock when the process ends, also if it is killed. Raises Held if another process holds it.
     """
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    for left in reversed(range(ATTEMPTS)):
+    path = folder / "lock"
+    for _ in range(ATTEMPTS):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             lock_file(handle, wait=False)
-            break
         except OSError as error:
-            if not left:
-                os.close(handle)
-                raise StoreError(
-                    f"another coordinator holds run '{folder.name}' (lock {folder / 'lock'}): "
-                    f"stop it first (coordinator stop {folder.name} --runs {folder.parent})"
-                ) from error
-            time.sleep(0.02)
+            os.close(handle)
+            cause: OSError | None = error
+        else:
+            if is_present(handle, folder):
+                os.ftruncate(handle, 0)
+                _renew(handle, folder)
+                _held.add(handle)
+                return handle
+            os.close(handle)  # the file was replaced or removed meanwhile
+            cause = None
+        time.sleep(0.02)
+    raise Held(
+        f"another coordinator holds run '{folder.name}' (lock {path}): stop it first (coordinator "
+        f"stop {folder.name} --runs {folder.parent})"
+    ) from cause
+
+
+def replace(folder: Path) -> int:
+    """Take the lock away from its holder and return the handle of the new one. Raises OSError."""
+    part = folder / f"lock.{secrets.token_hex(3)}"
+    handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        lock_file(handle, wait=False)
+        part.replace(folder / "lock")
+    except OSError:
+        os.close(handle)
+        part.unlink(missing_ok=True)
+        raise
     _held.add(handle)
     return handle
 
@@ -53,19 +106,52 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_close_inherited)
 
 
-def check(handle: int, folder: Path) -> None:
-    """Raise StoreError unless the handle's file is still the folder's lock. If it was removed, or
-    the folder moved, another coordinator may have created and acquired a new one.
-    """
+@contextlib.contextmanager
+def renewing(handle: int, folder: Path) -> Iterator[None]:
+    """Give signs of life of the lock's holder, from a thread of their own."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(RENEWAL):
+            with contextlib.suppress(OSError):  # a disk that fails is reported by those who write
+                _renew(handle, folder)
+
+    thread = threading.Thread(target=renew, name="lock", daemon=True)
+    thread.start()
     try:
-        held = os.path.samestat(os.fstat(handle), (folder / "lock").stat())
-    except OSError:
-        held = False
-    if not held:
-        raise StoreError(
-            f"lost the lock of run '{folder.name}': {folder / 'lock'} was removed or replaced, and "
-            "another coordinator may hold the run; stop it, then resume this run"
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _renew(handle: int, folder: Path) -> None:
+    os.utime(handle if os.utime in os.supports_fd else folder / "lock")
+
+
+def check(handle: int, folder: Path) -> None:
+    """Raise unless the handle's file is still the folder's lock: Superseded if another coordinator
+    replaced it, StoreError if it was removed, or the folder moved.
+    """
+    if is_present(handle, folder):
+        return
+    if (folder / "lock").exists():
+        raise Superseded(
+            f"another coordinator took over run '{folder.name}': it replaced {folder / 'lock'}, "
+            "because this one gave no sign of life; this one writes nothing more"
         )
+    raise StoreError(
+        f"lost the lock of run '{folder.name}': {folder / 'lock'} was removed, and another "
+        "coordinator may hold the run; stop it, then resume this run"
+    )
+
+
+def is_present(handle: int, folder: Path) -> bool:
+    """Return True if the handle's file is the folder's lock."""
+    try:
+        return os.path.samestat(os.fstat(handle), (folder / "lock").stat())
+    except OSError:
+        return False
 
 
 def is_held(folder: Path) -> bool:
@@ -81,3 +167,27 @@ def is_held(folder: Path) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def read_sign(folder: Path) -> tuple[int, int]:
+    """Return what changes with each sign of life of the lock's holder. Raises OSError."""
+    handle = os.open(folder / "lock", os.O_RDONLY)  # NFS reads the time anew for an opened file
+    try:
+        found = os.fstat(handle)
+    finally:
+        os.close(handle)
+    return found.st_ino, found.st_mtime_ns
+
+
+def mark_end(handle: int) -> None:
+    """Note that the run has finished or was stopped on request, so that no standby resumes it.
+    Raises OSError.
+    """
+    os.ftruncate(handle, 0)
+    os.lseek(handle, 0, os.SEEK_SET)
+    os.write(handle, ENDED)
+
+
+def has_ended(folder: Path) -> bool:
+    """Return True if the last holder left `mark_end`. Raises OSError."""
+    return (folder / "lock").read_bytes() == ENDED

@@ -31,7 +31,7 @@ from coordinator.database_row_digests import seal
 from coordinator.observe.round_records import RoundRecord
 from coordinator.round.round_state import Round
 from coordinator.store import run_lock
-from coordinator.store.control_requests import begin_requests
+from coordinator.store.control_requests import Stopped, begin_requests
 from coordinator.store.database import (
     DatabaseDamage,
     Facts,
@@ -103,11 +103,11 @@ class Store(RunRecords):
     """One run's folder, held by one coordinator at a time: its records, checkpoints and journal."""
 
     def __init__(self, folder: Path, database: sqlite3.Connection, lock: int | None) -> None:
-        super().__init__(folder, database, self._check_lock)
+        super().__init__(folder, database, self.check_lock)
         self._lock = lock
         self.spool = folder / "spool"
-        self.trust = norm_and_privacy_tables.TrustTables(database, self._check_lock)
-        self.journal = Journal(folder, self._check_lock)
+        self.trust = norm_and_privacy_tables.TrustTables(database, self.check_lock)
+        self.journal = Journal(folder, self.check_lock)
         self.kept = KEPT  # number of checkpoints to keep
 
     @classmethod
@@ -161,11 +161,31 @@ class Store(RunRecords):
                 # a process that was killed may have created files whose names are not on disk yet
                 for created_in in folder, root:
                     sync(created_in)
+                for part in folder.glob("*.part"):  # which an earlier process did not finish
+                    part.unlink()
                 database = open_intact(folder)
                 undo.callback(database.close)
                 begin_requests(database, since)
             undo.pop_all()
         return cls(folder, database, lock)
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """Show standby coordinators that this one works, and that they are not needed if the run
+        finishes or is stopped on request.
+        """
+        assert self._lock is not None, "the run was opened to be read"
+        with run_lock.renewing(self._lock, self.folder):
+            try:
+                yield
+            except Stopped:
+                self._mark_end(self._lock)
+                raise
+            self._mark_end(self._lock)
+
+    def _mark_end(self, lock: int) -> None:
+        with explain_os_errors(StoreError, f"cannot write {self.folder / 'lock'}"):
+            run_lock.mark_end(lock)
 
     def close(self, *, discard: bool = False) -> None:
         """Release the run. discard: also delete it if no round was finished or planned, because
@@ -174,11 +194,12 @@ class Store(RunRecords):
         empty = discard and self.journal.empty and not any(self.folder.glob("round-*.safetensors"))
         self.journal.close()
         super().close()
-        if self._lock is not None:
-            run_lock.release(self._lock)
-            self._lock = None
-        if empty:
+        if self._lock is None:
+            return
+        if empty and run_lock.is_present(self._lock, self.folder):
             shutil.rmtree(self.folder, ignore_errors=True)
+        run_lock.release(self._lock)
+        self._lock = None
 
     # ---- description -----------------------------------------------------------------------------
 
@@ -210,18 +231,18 @@ class Store(RunRecords):
             seal(self._database, "facts")
         problem = f"run '{self.folder.name}': cannot copy its database in {self.folder}"
         with explain_os_errors(StoreError, problem, sqlite3.Error):
-            update_copy(self.folder, self._database)
+            update_copy(self.folder, self._database, self.check_lock)
         return value
 
-    def _check_lock(self) -> None:
-        """Raise StoreError if this process lost the run's lock."""
+    def check_lock(self) -> None:
+        """Raise Superseded or StoreError if this process lost the run's lock."""
         if self._lock is not None:
             run_lock.check(self._lock, self.folder)
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
         """Open a transaction that writes `what`. Raises StoreError if it fails."""
-        self._check_lock()
+        self.check_lock()
         problem = f"run '{self.folder.name}': cannot write {what} to {self.folder}"
         with explain_os_errors(StoreError, problem, sqlite3.Error), self._database:
             yield
@@ -234,18 +255,19 @@ class Store(RunRecords):
 
         value: the round that the journal continues from; None without a journal.
         """
-        self._check_lock()
+        self.check_lock()
         checkpoint = self.folder / f"round-{done.round:06d}.safetensors"
         problem = f"cannot write round {done.round} to {self.folder}"
         with explain_os_errors(StoreError, problem, sqlite3.Error):
-            digest = write_tensors(checkpoint, done.tensors, {"touched": done.touched})
+            texts = {"touched": done.touched}
+            digest = write_tensors(checkpoint, done.tensors, texts, self.check_lock)
             if value is not None:
                 self.journal.begin(Base(f"{done.round}:{digest}", value))
             with self._database:
                 write_round(self._database, done, checkpoint.name, digest)
                 self.agents.write_standings(done.standings)
             # before the journal that the copy so far continues is removed
-            update_copy(self.folder, self._database)
+            update_copy(self.folder, self._database, self.check_lock)
         self.journal.sweep()
         kept = {
             name
@@ -253,9 +275,11 @@ class Store(RunRecords):
                 "SELECT checkpoint FROM rounds ORDER BY round DESC LIMIT ?", (self.kept,)
             )
         }
-        for path in self.folder.glob("round-*"):
+        found = list(self.folder.glob("round-*"))
+        self.check_lock()  # once they are listed: those of a later coordinator must stay
+        for path in found:
             if path.name not in kept:
-                path.unlink()
+                path.unlink(missing_ok=True)
         return f"{done.round}:{digest}"
 
     @property

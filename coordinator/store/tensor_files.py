@@ -4,7 +4,9 @@ completely or not at all, and check their digests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -19,16 +21,24 @@ from federated.system.disk_sync import begin_sync, sync
 __all__ = ["read_tensors", "write_tensors"]
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    texts: Mapping[str, str],
+    check: Callable[[], None] = lambda: None,
+) -> str:
     """Write tensors and texts to a file, durably and completely or not at all, and return its
     sha256. Raises OSError.
+
+    check: called before the file is moved into place; raises if this process may not write.
     """
-    part = path.with_suffix(".part")
+    part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(3)}.part")
     try:
         save_file({name: value.contiguous() for name, value in tensors.items()}, part, dict(texts))
         begin_sync(part)
         digest = sha256(part)
         sync(part)
+        check()
         part.replace(path)
         sync(path.parent)
     except SafetensorError as error:

@@ -68,11 +68,12 @@ def check_run(name: str, runs: Path, *, repair: bool) -> dict[str, Any]:
         raise make_missing_error(folder)
     lock = run_lock.acquire(folder)
     try:
-        found = list(check_folder(folder))
-        broken = [one for one in found if one.problem]
-        for one in broken if repair else ():
-            if one.repair is not None:
-                one.repair()
+        with run_lock.renewing(lock, folder):
+            found = list(check_folder(folder))
+            broken = [one for one in found if one.problem]
+            for one in broken if repair else ():
+                if one.repair is not None:
+                    one.repair()
     finally:
         run_lock.release(lock)
     return {

@@ -1,0 +1,192 @@
+"""A standby coordinator waits for the run's lock, or takes it away from one that hangs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from coordinator.observe.round_records import RoundRecord
+from coordinator.round.round_events import Ticked
+from coordinator.round.round_state import Round
+from coordinator.run import standby
+from coordinator.run.standby import check_standby, displace, wait_to_lead
+from coordinator.settings.config import Config
+from coordinator.settings.service_tables import Broker
+from coordinator.store import run_lock
+from coordinator.store.control_requests import Stopped
+from coordinator.store.journal import Base
+from coordinator.store.run_store import Store
+from federated.engine.aggregate import Total
+from federated.errors import StoreError, Superseded, UsageError
+
+
+def done(number: int, value: float = 0.0) -> RoundRecord:
+    return RoundRecord(number, 1.0, {"w": torch.full((3,), value)}, {}, [], [], 0, 0)
+
+
+def ignore() -> None:
+    pass
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return start(tmp_path)
+
+
+def start(root: Path) -> Store:
+    """Return a run with a finished round and an event of the next one."""
+    store = Store.create(root, "r")
+    store.journal.begin(Base("", Round()))
+    store.save(done(1), Round())
+    store.journal.append(Ticked(1.0))
+    store.journal.sync()
+    return store
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the contents of a run's files, without the index that SQLite rebuilds."""
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.is_file() and not path.name.endswith("-shm")
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [(Config(broker=Broker(url="h")), "--name"), (Config(name="r"), "--broker")],
+)
+def test_a_standby_needs_a_name_and_a_broker(config: Config, missing: str) -> None:
+    with pytest.raises(UsageError, match=missing):
+        check_standby(config)
+
+
+def test_a_standby_of_a_missing_run_fails(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no run 'r'"):
+        wait_to_lead(tmp_path / "r", 1.0, ignore)
+
+
+def test_a_standby_waits_while_the_lock_is_held_and_renewed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease is over long before the coordinator ends."""
+    monkeypatch.setattr(run_lock, "RENEWAL", 0.0)
+    monkeypatch.setattr(standby, "POLL", 0.001)
+    looks = list[int]()
+
+    def look() -> None:
+        looks.append(1)
+        now = run_lock.read_sign(store.folder)
+        while run_lock.read_sign(store.folder) == now:  # the coordinator gives its next sign
+            pass
+        if len(looks) == 20:
+            store.check_lock()
+            store.close()
+
+    with run_lock.renewing(store._lock or 0, store.folder):
+        assert wait_to_lead(store.folder, 0.0, look)
+    assert len(looks) == 20
+    assert not run_lock.is_held(store.folder)
+
+
+@pytest.mark.parametrize("end", [None, Stopped("stopped at once"), KeyboardInterrupt()])
+def test_a_standby_takes_over_unless_the_run_ended(
+    store: Store, end: BaseException | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that is interrupted ends, but not the run."""
+    monkeypatch.setattr(standby, "POLL", 0.001)
+
+    def finish() -> None:
+        with suppress(Stopped, KeyboardInterrupt), store.leading():
+            if end is not None:
+                raise end
+        store.close()
+
+    assert wait_to_lead(store.folder, math.inf, finish) == isinstance(end, KeyboardInterrupt)
+    Store.open(store.folder.parent, "r").close()
+    assert wait_to_lead(store.folder, math.inf, ignore), "someone may resume an ended run"
+
+
+def test_a_standby_takes_over_from_a_coordinator_without_signs_of_life(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "POLL", 0.001)
+    assert wait_to_lead(store.folder, 0.01, ignore)
+    with pytest.raises(Superseded, match="took over run 'r'"):
+        store.check_lock()
+    later = Store.open(store.folder.parent, "r")
+    assert later.next_epoch(0.0) > 0
+    assert later.rounds_done == 1
+    store.close(discard=True)
+    later.check_lock()
+    later.close()
+
+
+WRITES: dict[str, Callable[[Store], object]] = {
+    "a round": lambda store: store.save(done(store.rounds_done + 1, 1.0), Round()),
+    "a segment": lambda store: store.journal.begin(Base(store.checkpoint_id, Round())),
+    "an event": lambda store: store.journal.append(Ticked(2.0)),
+    "a total": lambda store: store.journal.write_total("total-1", Total()),
+    "removals": lambda store: store.journal.sweep(),
+    "its start": lambda store: store.next_session(),
+    "a database": lambda store: store.agents.mark_asked(1, "a", "selected as a replacement"),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_a_coordinator_that_stopped_in_a_write_changes_nothing_when_it_wakes_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It stops right after each of its checks of the lock in turn. Meanwhile a standby takes over,
+    and finishes a round of its own.
+    """
+    check = run_lock.check
+    for stop in range(1, 20):
+        root, found = tmp_path / str(stop), list[tuple[Store, dict[str, bytes]]]()
+        earlier, checks = start(root), list[int]()
+
+        def pause(
+            handle: int,
+            folder: Path,
+            root: Path = root,
+            stop: int = stop,
+            checks=checks,
+            found=found,
+        ) -> None:
+            check(handle, folder)
+            checks.append(1)
+            if len(checks) == stop:
+                monkeypatch.setattr(run_lock, "check", check)
+                displace(folder)
+                later = Store.open(root, "r")
+                later.journal.resume(later.checkpoint_id)
+                later.save(done(later.rounds_done + 1, 2.0), Round())
+                later.journal.append(Ticked(3.0))
+                found.append((later, read_files(folder)))
+
+        monkeypatch.setattr(run_lock, "check", pause)
+        with suppress(StoreError, Superseded):
+            WRITES[what](earlier)
+        monkeypatch.setattr(run_lock, "check", check)
+        if not found:
+            earlier.close()
+            assert stop > 1, "it checks its lock"
+            return
+        later, before = found[0]
+        assert read_files(root / "r") == before
+        earlier.close(discard=True)
+        assert read_files(root / "r") == before
+        later.save(done(later.rounds_done + 1, 3.0), Round())
+        later.close()
+        again = Store.open(root, "r")
+        last = again.read_last()
+        assert last is not None
+        assert torch.equal(last.tensors["w"], torch.full((3,), 3.0))
+        assert again.journal.resume(again.checkpoint_id) is not None
+        again.close()
+    pytest.fail("it never finishes")
