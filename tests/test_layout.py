@@ -334,6 +334,7 @@ def test_only_one_file_each_uses_mqtt_topics_and_checkpoints() -> None:
         "benchmarks.round.bare_mqtt_client",
         "federated.wire.links.mqtt",
         "federated.wire.links.mqtt_client_setup",
+        "federated.wire.links.paho_client",
     }
     assert [name_of(p) for p in FILES if "federated.wire.links.mqtt" in imports(p)] == [
         "federated.wire.links.catalogue"

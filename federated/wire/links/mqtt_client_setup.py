@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from federated.errors import LinkError
-from federated.system.connection_deadline import ConnectionDeadline
 from federated.wire import tls
 from federated.wire.link import Probe, Will
 from federated.wire.links import connection_error_messages
+from federated.wire.links.paho_client import PahoClient
 from federated.wire.mqtt_address import MqttAddress
 
 __all__ = [
@@ -103,44 +103,6 @@ class Greeting:
     client: mqtt.Client
     protocol: int
     max_packet: int = MAX_PACKET
-
-
-class _Client(mqtt.Client):
-    """A client that opens its connections with `tls.dial`. The library supports proxies with
-    another library only, and uses them also for hosts that `no_proxy` names with their port.
-
-    address: of the broker.
-    """
-
-    def __init__(self, address: MqttAddress, **options: Any) -> None:
-        super().__init__(CallbackAPIVersion.VERSION2, **options)
-        self._address = address
-        self._deadline = ConnectionDeadline(0.0)  # of the present attempt
-        self._made: socket.socket | None = None  # its socket
-
-    def _create_socket_connection(self) -> socket.socket:
-        self._made = made = tls.dial(self._address, self._deadline.left)
-        self._deadline.watch(made)
-        return made
-
-    def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
-        self._made = made = super()._ssl_wrap_socket(tcp_sock)
-        return made
-
-    def _create_socket(self) -> Any:
-        """Connect. An answer for WebSockets that the library cannot parse is a lost connection:
-        other errors would end the network thread.
-        """
-        try:
-            with ConnectionDeadline(self.connect_timeout) as self._deadline:
-                return super()._create_socket()
-        except BaseException as error:
-            if self._made is not None:  # the library leaves it open
-                self._made.close()
-            # some errors of TLS are both
-            if isinstance(error, ValueError | IndexError) and not isinstance(error, OSError):
-                raise ConnectionError(f"invalid answer: {error}") from error
-            raise
 
 
 class _FirstAnswer:
@@ -246,7 +208,7 @@ def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> mqt
     """Make a client with all options, which paho requires before it connects."""
     address, handlers = setup.address, setup.handlers
     options: dict[str, Any] = {} if protocol == mqtt.MQTTv5 else {"clean_session": False}
-    client = _Client(
+    client = PahoClient(
         address,
         client_id=setup.client_id,
         protocol=MQTTProtocolVersion(protocol),

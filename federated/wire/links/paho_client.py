@@ -1,0 +1,103 @@
+"""The client of the MQTT library (paho), which connects in our way and copies less."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import Any
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+
+from federated.system.connection_deadline import ConnectionDeadline
+from federated.wire import tls
+from federated.wire.mqtt_address import MqttAddress
+
+__all__ = ["PahoClient"]
+
+LARGE = 4 << 10  # bytes of a packet from which its copies cost more than finding its payload
+QOS, QOS_2 = 0x06, 0x04  # flags of a packet with a message
+
+
+class PahoClient(mqtt.Client):
+    """A client that opens its connections with `tls.dial`, and copies large messages less often.
+
+    The library supports proxies with another library only, and uses them also for hosts that
+    `no_proxy` names with their port. It copies a message five times to take it apart, and the rest
+    of a packet each time that it sends a part.
+
+    address: of the broker.
+    """
+
+    def __init__(self, address: MqttAddress, **options: Any) -> None:
+        super().__init__(CallbackAPIVersion.VERSION2, **options)
+        self._address = address
+        self._deadline = ConnectionDeadline(0.0)  # of the present attempt
+        self._made: socket.socket | None = None  # its socket
+        self._payload: bytes | None = None  # of the message that is being handled, if it is large
+
+    # ---- connecting ------------------------------------------------------------------------------
+
+    def _create_socket_connection(self) -> socket.socket:
+        self._made = made = tls.dial(self._address, self._deadline.left)
+        self._deadline.watch(made)
+        return made
+
+    def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
+        self._made = made = super()._ssl_wrap_socket(tcp_sock)
+        return made
+
+    def _create_socket(self) -> Any:
+        """Connect. An answer for WebSockets that the library cannot parse is a lost connection:
+        other errors would end the network thread.
+        """
+        try:
+            with ConnectionDeadline(self.connect_timeout) as self._deadline:
+                return super()._create_socket()
+        except BaseException as error:
+            if self._made is not None:  # the library leaves it open
+                self._made.close()
+            # some errors of TLS are both
+            if isinstance(error, ValueError | IndexError) and not isinstance(error, OSError):
+                raise ConnectionError(f"invalid answer: {error}") from error
+            raise
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    def _packet_queue(self, command: int, packet: Any, *others: Any, **named: Any) -> MQTTErrorCode:
+        """Queue a packet as a view, of which the library slices what is left to send."""
+        view: Any = memoryview(packet)
+        return super()._packet_queue(command, view, *others, **named)
+
+    def _handle_publish(self) -> MQTTErrorCode:
+        """Handle a message. Take the payload of a large one from the packet before the library
+        takes the packet apart.
+        """
+        packet, self._payload = self._in_packet["packet"], None
+        if len(packet) >= LARGE and not self._in_packet["command"] & QOS_2:
+            start = self._find_payload(packet)
+            with memoryview(packet) as view:
+                self._payload = bytes(view[start:])
+            del packet[start:]
+        return super()._handle_publish()
+
+    def _handle_on_message(self, message: mqtt.MQTTMessage) -> None:
+        if self._payload is not None:
+            message.payload, self._payload = self._payload, None
+        super()._handle_on_message(message)
+
+    def _find_payload(self, packet: bytearray) -> int:
+        """Return where the payload of a message begins (MQTT 5, section 3.3). The end of a
+        malformed packet, which the library then rejects.
+        """
+        start = 2 + int.from_bytes(packet[:2], "big")  # the topic
+        start += 2 if self._in_packet["command"] & QOS else 0  # the packet's identifier
+        if self._protocol == mqtt.MQTTv5:
+            length = 0  # of the properties, in up to four bytes with seven bits each
+            for index, byte in enumerate(packet[start : start + 4]):
+                length |= (byte & 0x7F) << (7 * index)
+                start += 1
+                if byte < 0x80:
+                    break
+            start += length
+        return min(start, len(packet))
