@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 
 LINK_LOST = "lost the connection to the broker; trying to reconnect"
 SETTLE = 0.5  # seconds to wait for other runs after the first one is found
+TURN = 0.05  # seconds to wait for a message, or for the end of a training, before what is due
 
 
 def say_nothing(text: str) -> None:
@@ -196,9 +197,10 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
         participant = AgentEventLoop(link, run, job.name, session, equipment)
         watch = Watch(lambda: read_limits(worker))
 
-        def after_turn() -> None:
+        def after_turn() -> float:
             manager.ping(lambda: _describe_status(participant))
             remeasure(participant, worker, watch, say)
+            return wait_for_training(worker, link)
 
         return take_part(participant, stop, say, after_turn), worker.job.trainer
 
@@ -241,6 +243,17 @@ def _describe_status(participant: AgentEventLoop) -> str:
     now = participant.state
     doing = now.paused or describe_activity(now)
     return f"run {now.card.run}: {doing}, {format_count(now.finished, 'update')}"
+
+
+def wait_for_training(worker: Worker, link: Link) -> float:
+    """Wait for the training process if it works and no message came. Return the seconds that the
+    next turn is to wait for a message.
+    """
+    if not worker.busy:
+        return TURN
+    if not link.backlog:
+        worker.wait(TURN)
+    return 0.0
 
 
 def read_limits(worker: Worker) -> tuple[float, float]:
@@ -314,14 +327,17 @@ def take_part(
     participant: AgentEventLoop,
     stop: threading.Event,
     say: Say = say_nothing,
-    after_turn: Callable[[], None] = lambda: None,
+    after_turn: Callable[[], float] = lambda: TURN,
 ) -> JoinResult:
-    """Join, take turns until the run ends or `stop` is set, and leave."""
+    """Join, take turns until the run ends or `stop` is set, and leave.
+
+    after_turn: called after each turn; returns the seconds that the next one waits for a message.
+    """
     participant.join()
     say(f"joined run '{participant.state.card.run}' as {participant.state.name}")
-    doing, paused, online, jumps = "", "", True, JumpDetector()
+    doing, paused, online, jumps, timeout = "", "", True, JumpDetector(), TURN
     try:
-        while not stop.is_set() and participant.turn(0.05):
+        while not stop.is_set() and participant.turn(timeout):
             now = participant.state
             if describe_activity(now) != doing:
                 doing = describe_activity(now)
@@ -334,7 +350,7 @@ def take_part(
             if now.paused != paused:
                 paused = now.paused
                 say(f"pausing: {paused}" if paused else "resuming")
-            after_turn()
+            timeout = after_turn()
     finally:
         try:
             participant.leave()

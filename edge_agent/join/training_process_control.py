@@ -138,6 +138,7 @@ class Channel:
         """incoming, outgoing: without buffers, since messages must arrive at once."""
         self._outgoing = outgoing
         self._received = SimpleQueue[dict[str, Any] | None]()  # None: the other side has closed
+        self._next = list[dict[str, Any] | None]()  # the message that `ready` waited for
         threading.Thread(target=self._read, args=(incoming,), name="channel", daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
@@ -151,19 +152,21 @@ class Channel:
 
     def receive(self) -> dict[str, Any]:
         """Wait for the next message. Raises EOFError if the other side has closed."""
-        message: dict[str, Any] | None = None
-        while True:
-            with contextlib.suppress(Empty):
-                message = self._received.get(timeout=WAIT)
-                break
-        if message is None:
-            self._received.put(None)
+        while not self.ready(WAIT):
+            pass
+        if (message := self._next[0]) is None:
             raise EOFError
+        self._next.clear()
         return message
 
-    def ready(self) -> bool:
-        """Return True if a message can be received, or the other side has closed."""
-        return not self._received.empty()
+    def ready(self, timeout: float = 0.0) -> bool:
+        """Return True if a message can be received, or the other side has closed, waiting up to
+        `timeout` seconds.
+        """
+        if not self._next:
+            with contextlib.suppress(Empty):
+                self._next.append(self._received.get(timeout=timeout))
+        return bool(self._next)
 
     def close(self) -> None:
         """Tell the other side that no message follows."""
@@ -354,6 +357,15 @@ class Worker:
         except (EOFError, OSError):
             return self._replace()
         return None
+
+    def wait(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for an answer of the process."""
+        self._channel.ready(timeout)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the process performs a task."""
+        return self._task is not None
 
     def cancel(self) -> None:
         if self._task is not None:

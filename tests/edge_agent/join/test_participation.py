@@ -206,9 +206,10 @@ def test_an_agent_says_that_it_lost_the_broker_and_reconnected(tmp_path: Path) -
     said: list[str] = []
     steps = iter([agent.link.drop, lambda: None, agent.link.restore, lambda: None, stop.set])
 
-    def after_turn() -> None:
+    def after_turn() -> float:
         if not agent.link.backlog:
             next(steps)()
+        return 0.0
 
     take_part(agent.participant, stop, said.append, after_turn)
     agent.stop()

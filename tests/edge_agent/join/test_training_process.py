@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Thread, Timer
 
 import msgspec
 import pytest
@@ -86,6 +86,16 @@ def test_a_channel_carries_large_messages_in_order_until_it_is_closed(
         with pytest.raises(EOFError):
             theirs.receive()
     assert theirs.ready()
+
+
+def test_a_channel_waits_for_a_message_without_taking_it(ends: tuple[Channel, Channel]) -> None:
+    ours, theirs = ends
+    assert not theirs.ready(0.01)
+    Timer(0.01, ours.send, ({"do": 1},)).start()
+    assert theirs.ready(60.0)
+    assert theirs.ready()
+    assert theirs.receive() == {"do": 1}
+    assert not theirs.ready()
 
 
 def test_a_channel_skips_what_a_library_prints() -> None:
