@@ -103,7 +103,8 @@ UNENROLLED = (
     "--when",
     metavar="CONDITIONS",
     default="",
-    help="conditions for training, separated by commas: charging, idle, unmetered, temperature<70",
+    help="conditions for training, separated by commas: charging, idle, unmetered, temperature<70, "
+    "22:00-06:00 (local time), traffic<2GB (of this device's agents in a calendar month)",
 )
 @click.option("--fresh", is_flag=True, help="ignore cached measurements of this device")
 @DEVICE

@@ -1,21 +1,32 @@
-"""Check the owner's conditions for training, such as `charging,idle,unmetered,temperature<70`. Does
-not import torch.
+"""Check the owner's conditions for training, such as `22:00-06:00,charging,unmetered` or
+`idle,temperature<70,traffic<2GB`. Does not import torch.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import datetime, time
 from pathlib import Path
 
 from edge_agent.device.board import is_metered, read_power
 from edge_agent.device.heat_and_load import BUSY, Load, read_heat
+from edge_agent.device.monthly_traffic import MonthlyTraffic
+from edge_agent.device.process_limits import parse_size
 from edge_agent.device.sysfs import ROOT, Run, run_command
 from federated.errors import ConfigError, UsageError
+from federated.runtime.unit_formatting import human_bytes
 
 __all__ = ["Conditions"]
 
-CONDITIONS = ("charging", "idle", "temperature<DEGREES", "unmetered")
+CONDITIONS = (
+    "HH:MM-HH:MM",
+    "charging",
+    "idle",
+    "temperature<DEGREES",
+    "traffic<SIZE",
+    "unmetered",
+)
 WARMEST = 120.0  # highest accepted bound in degrees
 # degrees below the bound at which a hot device resumes, so that it does not switch on and off
 COOLER = 3.0
@@ -33,9 +44,16 @@ class Conditions:
     """
 
     def __init__(
-        self, text: str, root: Path = ROOT, run: Run = run_command, load: Callable[[], Load] = Load
+        self,
+        text: str,
+        root: Path = ROOT,
+        run: Run = run_command,
+        load: Callable[[], Load] = Load,
+        clock: Callable[[], datetime] = datetime.now,
+        traffic: MonthlyTraffic | None = None,
     ) -> None:
-        self._root, self._run = root, run
+        """clock: local time. traffic: of this device; None: of none can be checked."""
+        self._root, self._run, self._clock, self._traffic = root, run, clock, traffic
         self._load = load()
         self._hot = False
         self._unmet = ("", "")  # name of the unmet condition, and why it is unmet
@@ -45,8 +63,8 @@ class Conditions:
         for name, condition in self._conditions:
             if condition() is None:
                 raise ConfigError(
-                    f"--when {name}: cannot determine {READINGS[name.split('<')[0].strip()]} on "
-                    "this device; remove the condition"
+                    f"--when {name}: cannot determine {describe_reading(name)} on this device; "
+                    "remove the condition"
                 )
 
     def __call__(self) -> str:
@@ -56,7 +74,7 @@ class Conditions:
         for name, condition in self._conditions:
             why = condition()
             if why is None:
-                why = f"cannot determine {READINGS[name.split('<')[0].strip()]}"
+                why = f"cannot determine {describe_reading(name)}"
             if why:
                 # keeps the first wording, so that not every degree is a new reason
                 self._unmet = self._unmet if self._unmet[0] == name else (name, why)
@@ -72,6 +90,14 @@ class Conditions:
         }
         if word in plain:
             return word, plain[word]
+        if hours := re.fullmatch(r"(\d{1,2}:\d\d)\s*-\s*(\d{1,2}:\d\d)", word):
+            begin, end = (parse_time(text, word) for text in hours.groups())
+            if begin == end:
+                raise UsageError(f"--when {word}: expected two different times")
+            return word, lambda: self._within(begin, end)
+        if size := re.fullmatch(r"traffic\s*<\s*(.+)", word):
+            most = parse_size(size[1], f"--when {word}")
+            return word, lambda: self._cheap(most)
         bound = re.fullmatch(r"temperature\s*<\s*(\d{1,3}(?:\.\d+)?)", word)
         if bound is None or not 0 < float(bound[1]) <= WARMEST:
             raise UsageError(
@@ -80,6 +106,20 @@ class Conditions:
                 f"found '{word[:60]}'"
             )
         return word, lambda: self._warm(float(bound[1]))
+
+    def _within(self, begin: time, end: time) -> str:
+        now = self._clock().time()
+        inside = begin <= now < end if begin < end else now >= begin or now < end
+        return "" if inside else f"not between {begin:%H:%M} and {end:%H:%M}"
+
+    def _cheap(self, most: int) -> str | None:
+        if self._traffic is None:
+            return None
+        try:
+            used = self._traffic.read()
+        except OSError:
+            return None
+        return f"used {human_bytes(most)} of traffic this month" if used >= most else ""
 
     def _charging(self) -> str | None:
         power = read_power(self._root, self._run)
@@ -103,9 +143,24 @@ class Conditions:
         return f"{celsius:.0f} C, not below {bound:g} C" if self._hot else ""
 
 
+def parse_time(text: str, word: str) -> time:
+    """Return a time of day such as `22:00`. Raises UsageError that names the condition."""
+    try:
+        hour, minute = map(int, text.split(":"))
+        return time(hour, minute)
+    except ValueError as error:
+        raise UsageError(f"--when {word}: expected times from 00:00 to 23:59") from error
+
+
+def describe_reading(name: str) -> str:
+    """Return what a condition needs to know, in words."""
+    return READINGS.get(name.split("<")[0].strip(), "the time")
+
+
 READINGS = {
     "charging": "the power source",
     "idle": "the load of the processors",
     "temperature": "the temperature",
+    "traffic": "the traffic of this month (its file cannot be written)",
     "unmetered": "whether the network is metered",
 }

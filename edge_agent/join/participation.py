@@ -23,6 +23,7 @@ from edge_agent.access.http_access import describe_http_access
 from edge_agent.device import state_folder
 from edge_agent.device.background_reading import BackgroundReading
 from edge_agent.device.measurement_drift import Watch
+from edge_agent.device.monthly_traffic import MonthlyTraffic
 from edge_agent.device.process_limits import count_cpus, find_memory_limit
 from edge_agent.device.training_conditions import Conditions
 from edge_agent.join.training_process_control import Job, Worker
@@ -168,8 +169,9 @@ def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) ->
 def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[JoinResult, str]:
     """Take part in a run once. Return the trainer, too. Raises EspalierError."""
     job, session = request.job, secrets.token_hex(8)
-    conditions = BackgroundReading(Conditions(request.when))
     with ExitStack() as stack:
+        traffic = open_traffic(request.when, stack)
+        conditions = BackgroundReading(Conditions(request.when, traffic=traffic))
         # before the worker, which must not inherit its environment
         manager = stack.enter_context(ServiceManager())
         # before the data, which may take long to load
@@ -186,13 +188,28 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
         # before the link: of two agents with the same name, the first one stays connected
         spool = stack.enter_context(closing(_open_spool(request, run, base)))
         link = stack.enter_context(closing(_open_link(request, run, session)))
+        http = describe_http_access(request.broker)
+        if traffic is not None:
+            traffic.watch(
+                lambda: (
+                    sum(
+                        (
+                            link.sent_bytes,
+                            link.received_bytes,
+                            scout.sent_bytes,
+                            scout.received_bytes,
+                        )
+                    )
+                    + http.transferred.total
+                )
+            )
         equipment = Equipment(
             lambda card: measure_device(worker, card, link, say, fresh=request.fresh),
             worker,
             spool,
             conditions.refresh,
             condition=lambda: watch.condition,
-            http=describe_http_access(request.broker),
+            http=http,
         )
         participant = AgentEventLoop(link, run, job.name, session, equipment)
         watch = Watch(lambda: read_limits(worker))
@@ -203,6 +220,17 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
             return wait_for_training(worker, link)
 
         return take_part(participant, stop, say, after_turn), worker.job.trainer
+
+
+def open_traffic(when: str, stack: ExitStack) -> MonthlyTraffic | None:
+    """Return the count of this month's traffic if a condition needs it. Raises StoreError if the
+    user has no folder for it.
+    """
+    if "traffic" not in when:
+        return None
+    traffic = MonthlyTraffic(state_folder.locate_state() / state_folder.TRAFFIC)
+    stack.callback(traffic.close)
+    return traffic
 
 
 def _open_link(request: JoinRequest, run: messages.Run, session: str) -> Link:

@@ -12,7 +12,7 @@ import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from urllib.parse import SplitResult, urlsplit
@@ -50,16 +50,30 @@ class Passing(OSError):
     """A failure of an attempt after which another one may succeed."""
 
 
+class ByteCount:
+    """A number of bytes that several threads increase."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._lock = threading.Lock()
+
+    def add(self, size: int) -> None:
+        with self._lock:
+            self.total += size
+
+
 @dataclass(frozen=True)
 class HttpAccess:
     """How a device reaches the servers that a coordinator names.
 
     ca: file of a certificate authority to trust besides the system's; None: only the system's.
     tls_only: refuse addresses without TLS.
+    transferred: bytes of content sent and received.
     """
 
     ca: str | None = None
     tls_only: bool = False
+    transferred: ByteCount = field(default_factory=ByteCount, compare=False)
 
     def make_context(self) -> ssl.SSLContext:
         """Return the TLS context of a connection. Raises ConfigError."""

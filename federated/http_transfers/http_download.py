@@ -73,6 +73,7 @@ class HttpDownload(HttpTransfer):
         if start < self.moved:  # a server without ranges sends everything
             self._cut(start)
         while piece := answer.read(min(PIECE, self._size - self.moved)):
+            self._access.transferred.add(len(piece))
             self._write(piece)
         if self.moved < self._size:
             raise Passing(f"only {self.moved} of {self._size} bytes")

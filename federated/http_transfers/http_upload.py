@@ -53,4 +53,5 @@ class HttpUpload(HttpTransfer):
         while piece := self._data[self._sent : self._sent + PIECE]:
             with self._going_on():
                 self._sent += len(piece)
+            self._access.transferred.add(len(piece))
             yield piece

@@ -100,6 +100,18 @@ def test_an_update_is_uploaded_from_where_an_upload_stopped(site: Site) -> None:
     assert (site.spool / PLACE).read_bytes() == DATA
 
 
+def test_only_what_is_transferred_is_counted(site: Site, tmp_path: Path) -> None:
+    access, size = HttpAccess(), len(DATA)
+    (site.spool / PLACE).write_bytes(DATA[:400_000])
+    url = site.urls.name_update(PLACE, size)
+    assert end(HttpUpload(access, url, memoryview(DATA), "w1")).complete
+    assert access.transferred.total == size - 400_000
+    (part := tmp_path / "part").write_bytes(DATA[:700_000])
+    url = site.urls.name_weights(DIGEST, size)
+    assert end(HttpDownload(access, url, part, DIGEST, size)).complete
+    assert access.transferred.total == 2 * size - 1_100_000
+
+
 def test_an_update_with_the_key_of_another_one_is_refused(site: Site) -> None:
     own, other = (site.urls.name_update(one, len(DATA)) for one in (PLACE, OTHER))
     forged = f"{other.partition('?')[0]}?{own.partition('?')[2]}"

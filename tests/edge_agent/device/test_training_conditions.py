@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from edge_agent.device.heat_and_load import Load
+from edge_agent.device.monthly_traffic import MonthlyTraffic
 from edge_agent.device.training_conditions import Conditions
 from federated.errors import ConfigError, UsageError
 from tests.support.boards import Board, copy_board, load_board
@@ -121,11 +124,57 @@ def test_uncheckable_condition_is_refused_at_start(text: str, board: str, what: 
         "temperature<0",
         "temperature<999",
         "idle,",
+        "nightly",
+        "22-6",
     ],
 )
 def test_unknown_condition_lists_the_known_ones(text: str) -> None:
     with pytest.raises(
         UsageError,
-        match="one of charging, idle, temperature<DEGREES, unmetered",
+        match="one of HH:MM-HH:MM, charging, idle, temperature<DEGREES, traffic<SIZE, unmetered",
     ):
         conditions(text, load_board("laptop-battery"))
+
+
+@pytest.mark.parametrize(
+    ("hours", "allowed"),
+    [
+        ("22:00-06:00", [0, 1, 2, 3, 4, 5, 22, 23]),
+        ("9:00 - 17:00", [9, 10, 11, 12, 13, 14, 15, 16]),
+        ("23:59-0:01", [0]),
+    ],
+)
+def test_a_device_trains_only_in_its_hours(hours: str, allowed: list[int]) -> None:
+    clocks = [partial(datetime, 2026, 11, 27, hour) for hour in range(24)]
+    found = [hour for hour in range(24) if not Conditions(hours, clock=clocks[hour])()]
+    assert found == allowed
+
+
+def test_hours_are_named_when_a_device_waits_for_them() -> None:
+    when = Conditions("22:00-6:00", clock=lambda: datetime(2026, 11, 27, 6, 0))
+    assert when() == "not between 22:00 and 06:00"
+
+
+@pytest.mark.parametrize("text", ["24:00-06:00", "22:60-06:00", "06:00-06:00", "traffic<much"])
+def test_impossible_hours_and_sizes_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--when {text}: expected"):
+        Conditions(text)
+
+
+def test_a_device_whose_traffic_is_used_up_waits_for_the_next_month(tmp_path: Path) -> None:
+    sent, month = 0, "2026-11"
+    traffic = MonthlyTraffic(tmp_path / "traffic.json", lambda: month)
+    traffic.watch(lambda: sent)
+    when = Conditions("traffic < 2MB", traffic=traffic)
+    sent = 1_999_999
+    assert when() == ""
+    sent = 2_500_000
+    assert when() == "used 2.0 MB of traffic this month"
+    month = "2026-12"
+    assert when() == ""
+
+
+def test_a_device_that_cannot_store_its_traffic_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot determine the traffic"):
+        Conditions("traffic<2GB", traffic=MonthlyTraffic(tmp_path / "file" / "traffic.json"))

@@ -1,0 +1,107 @@
+"""Count the bytes that this user's agents send and receive in each calendar month, in a file that
+outlives them. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+
+from federated.runtime import atomic_files
+from federated.system.file_locks import lock_file
+
+__all__ = ["MonthlyTraffic"]
+
+log = logging.getLogger(__name__)
+
+KEPT = 12  # months in the file
+# when the file is written: not for each heartbeat, which would wear out an SD card
+WORTH = 1 << 20  # bytes
+EVERY = 60.0  # seconds
+
+
+class MonthlyTraffic:
+    """The traffic of this user's agents, of which this process adds its own.
+
+    A month is a key of the file, so that a wrong clock, such as that of a device without a battery
+    before it knows the time, adds to another month and resets nothing.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        month: Callable[[], str] = lambda: date.today().strftime("%Y-%m"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """path: of the file. month: the present one, in local time. clock: seconds."""
+        self._path, self._month, self._clock = path, month, clock
+        self._count: Callable[[], int] = lambda: 0
+        self._counted = 0  # bytes of this process that are in the file
+        self._written, self._known = "", 0  # month and bytes of the file when it was written last
+        self._due = 0.0
+        self._guard = threading.Lock()
+
+    def watch(self, count: Callable[[], int]) -> None:
+        """Count the traffic of this process. count: returns its bytes so far, which never
+        decrease.
+        """
+        self._count = count
+
+    def read(self) -> int:
+        """Return the bytes of this month so far. Raises OSError if the file cannot be written."""
+        with self._guard:
+            new, now = self._count() - self._counted, self._clock()
+            month = self._month()
+            if month != self._written or new >= WORTH or now >= self._due:
+                self._known = self._add(month, new)
+                self._written, self._counted = month, self._counted + new
+                self._due, new = now + EVERY, 0
+            return self._known + new
+
+    def close(self) -> None:
+        """Write what was counted since the last time. An error is logged."""
+        self._due = 0.0
+        try:
+            self.read()
+        except OSError as error:
+            log.error("cannot write the traffic of this month to %s: %s", self._path, error)
+
+    def _add(self, month: str, new: int) -> int:
+        """Add bytes to a month in the file, and return its sum, with that of other agents."""
+        with self._locked():
+            months = self._load()
+            total = months.get(month, 0) + new
+            if new or month not in months:
+                months[month] = total
+                latest = dict(sorted(months.items())[-KEPT:])
+                atomic_files.write(self._path, json.dumps(latest).encode())
+            return total
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            lock_file(handle, wait=True)
+            yield
+        finally:
+            os.close(handle)
+
+    def _load(self) -> dict[str, int]:
+        try:
+            found = json.loads(self._path.read_bytes())
+            if not isinstance(found, dict):
+                raise TypeError("it is not an object")
+            return {str(month): int(count) for month, count in found.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError) as error:
+            log.error("%s is damaged (%s): counting from 0 again", self._path, error)
+            return {}

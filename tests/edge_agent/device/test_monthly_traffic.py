@@ -1,0 +1,78 @@
+"""The traffic of a month is counted over restarts, and over several agents of a device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edge_agent.device.monthly_traffic import WORTH, MonthlyTraffic
+
+
+class Agent:
+    """An agent's count, with the bytes, month and clock that the test sets."""
+
+    def __init__(self, path: Path) -> None:
+        self.bytes, self.month, self.now = 0, "2026-11", 0.0
+        self.traffic = MonthlyTraffic(path, lambda: self.month, lambda: self.now)
+        self.traffic.watch(lambda: self.bytes)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "traffic.json"
+
+
+def test_bytes_are_counted_over_restarts(path: Path) -> None:
+    first = Agent(path)
+    first.bytes = 300
+    assert first.traffic.read() == 300
+    first.traffic.close()
+    second = Agent(path)
+    second.bytes = 20
+    assert second.traffic.read() == 320
+    second.traffic.close()
+    assert json.loads(path.read_text()) == {"2026-11": 320}
+
+
+def test_agents_of_one_device_share_the_count(path: Path) -> None:
+    one, other = Agent(path), Agent(path)
+    one.bytes, other.bytes = WORTH, 5
+    assert one.traffic.read() == WORTH
+    assert other.traffic.read() == WORTH + 5
+    one.bytes, other.bytes = 2 * WORTH, 2 * WORTH
+    assert other.traffic.read() == 3 * WORTH
+    assert one.traffic.read() == 4 * WORTH
+
+
+def test_few_bytes_are_written_once_a_minute(path: Path) -> None:
+    agent = Agent(path)
+    agent.traffic.read()
+    agent.bytes = 10
+    assert agent.traffic.read() == 10
+    assert json.loads(path.read_text()) == {"2026-11": 0}
+    agent.now = 61.0
+    assert agent.traffic.read() == 10
+    assert json.loads(path.read_text()) == {"2026-11": 10}
+
+
+def test_a_wrong_clock_resets_nothing(path: Path) -> None:
+    agent = Agent(path)
+    agent.bytes = 100
+    agent.traffic.close()
+    agent.month, agent.bytes = "1970-01", 103
+    assert agent.traffic.read() == 3
+    agent.month = "2026-11"
+    assert agent.traffic.read() == 100
+
+
+def test_a_damaged_file_is_replaced(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir()
+    path.write_text('{"2026-11": 1')
+    agent = Agent(path)
+    agent.bytes = 7
+    assert agent.traffic.read() == 7
+    assert "is damaged" in caplog.text
+    agent.traffic.close()
+    assert json.loads(path.read_text()) == {"2026-11": 7}
