@@ -44,6 +44,7 @@ from federated.runtime.clock_jumps import JumpDetector
 from federated.runtime.console import Say, show_progress
 from federated.runtime.service_manager import ServiceManager
 from federated.runtime.unit_formatting import format_count
+from federated.system.memory_allocation import keep_chunks
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Link
@@ -158,6 +159,7 @@ def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) ->
     """Load the data, measure the device, and take part until the run ends or `stop` is set. If the
     run refuses the trainer that this device chose, use the default one. Raises EspalierError.
     """
+    keep_chunks()
     end, trainer = _join_once(request, stop, say)
     if not end.refused or trainer == request.job.trainer:
         return end

@@ -37,13 +37,12 @@ from federated.runtime.connection_limits import (
     listen,
 )
 from federated.system.c_library import find_function
+from federated.system.memory_allocation import LARGE, return_at_once
 
 __all__ = ["CERTIFICATE", "IDENTIFY", "BodyReader", "Limits", "WebServer"]
 
 CERTIFICATE = "espalier.certificate"  # in a request's scope: the client's (DER), or None
 IDENTIFY = "espalier.identify"  # in a request's scope: function, see `Acceptor.identify`
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-LARGE = 1 << 20  # bytes: memory of this size is returned to the system when it is free
 TRIMMING = 1.0  # seconds between two returns of small blocks while bodies arrive
 SHARE = 0.75  # of the memory for bodies that one address may use, so that others are answered
 DRAIN_TIMEOUT = 10.0  # seconds to read the rest of a request that is already answered
@@ -255,7 +254,7 @@ class BodyReader:
         self._largest, self._total, self._timeout = largest, total, timeout
         self._reserved = Counter[str]()  # bytes by address
         self._trimmed = -math.inf  # when memory was returned last
-        return_free_memory()
+        return_at_once()
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytearray]:
@@ -313,12 +312,3 @@ class BodyReader:
             )
         self._reserved[client] += size
         return size
-
-
-def return_free_memory() -> None:
-    """Make the C library return large blocks to the system at once (glibc; see mallopt(3)). By
-    default, it would keep the memory of large bodies, once for each thread.
-    """
-    if (set_option := find_function("mallopt")) is not None:
-        set_option(M_MMAP_THRESHOLD, LARGE)
-        set_option(M_TRIM_THRESHOLD, LARGE)
