@@ -16,10 +16,11 @@ from pathlib import Path
 
 import click
 
-from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, explain_impossible
+from benchmarks.faults.broker_kinds import KINDS, find_missing
+from benchmarks.faults.scenarios import SCENARIOS, explain_impossible, list_scenarios
 from benchmarks.faults.trial import Outcome, find_median, run_trial
 from benchmarks.output_path_checks import make_folder
-from federated.errors import Unknown
+from federated.errors import FleetError, Unknown
 from federated.runtime.console import FORMAT, report_errors, speaker
 
 __all__ = ["Summary", "command", "summarise"]
@@ -95,8 +96,12 @@ def format_table(found: Iterable[Summary]) -> list[str]:
 
 
 def choose_scenarios(names: Sequence[str], kind: str) -> list[str]:
-    """Return the given or all scenarios for this kind of broker. Unknown: no such scenario."""
-    known = [name for name in SCENARIOS if kind == "mosquitto" or name not in MOSQUITTO_ONLY]
+    """Return the given or all scenarios for this kind of broker. Unknown: no such scenario.
+    FleetError: the broker is not installed.
+    """
+    if missing := find_missing(kind):
+        raise FleetError(f"--broker {kind}: {missing} not found: install it")
+    known = list_scenarios(kind)
     if unknown := [name for name in names if name not in known]:
         raise Unknown("scenario", unknown[0], known)
     return list(names) or known
@@ -130,7 +135,7 @@ def choose_scenarios(names: Sequence[str], kind: str) -> list[str]:
 @click.option(
     "--broker",
     "kind",
-    type=click.Choice(["mosquitto", "embedded"]),
+    type=click.Choice(list(KINDS)),
     default="mosquitto",
     show_default=True,
     help="broker to start",

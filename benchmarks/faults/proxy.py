@@ -37,8 +37,8 @@ class Way:
 
 
 class Proxy:
-    """Forwarder of connections from 127.0.0.1:port to `target`; every byte arrives `delay` seconds
-    later.
+    """Forwarder of connections from 127.0.0.1:port to the first of `targets` that listens; every
+    byte arrives `delay` seconds later.
 
     cut_up, cut_down: byte counts of a direction (up: from the client); all connections are cut
         once when a count is reached
@@ -46,8 +46,8 @@ class Proxy:
     cut: number of cuts so far
     """
 
-    def __init__(self, target: tuple[str, int], delay: float = 0.0) -> None:
-        self.target, self.delay = target, delay
+    def __init__(self, *targets: tuple[str, int], delay: float = 0.0) -> None:
+        self.targets, self.delay = targets, delay
         self.cut_up: list[int] = []
         self.cut_down: list[int] = []
         self.cut = 0
@@ -82,9 +82,8 @@ class Proxy:
 
     def _accept(self) -> None:
         near, _ = self._server.accept()
-        try:
-            far = socket.create_connection(self.target, timeout=5)
-        except OSError:  # the broker is down
+        far = self._connect()
+        if far is None:  # the broker is down
             near.close()
             return
         for end in (near, far):
@@ -93,6 +92,12 @@ class Proxy:
         for way in (Way(near, far, True), Way(far, near, False)):
             self._ways.append(way)
             self._selector.register(way.near, selectors.EVENT_READ, way)
+
+    def _connect(self) -> socket.socket | None:
+        for target in self.targets:
+            with contextlib.suppress(OSError):
+                return socket.create_connection(target, timeout=5)
+        return None
 
     def _read(self, way: Way) -> None:
         if way.held > ROOM:

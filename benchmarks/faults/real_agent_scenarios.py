@@ -76,7 +76,7 @@ def start_agent(
     ]
     where = [
         "--broker",
-        f"127.0.0.1:{trial.broker.port}",
+        f"127.0.0.1:{trial.broker.agent_port}",
         "--run",
         RUN,
         "--name",

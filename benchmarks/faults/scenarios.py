@@ -8,17 +8,18 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from benchmarks.faults.broker_kinds import CLUSTER, KINDS
 from benchmarks.faults.power_cuts import (
     cut_power_of_agent,
     cut_power_of_coordinator,
     explain_unmountable,
 )
 from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.real_agent_scenarios import fill_agent_disk, kill_agent
+from benchmarks.faults.real_agent_scenarios import fill_agent_disk, kill_agent, use_real_agents
 from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, break_later, fill_later
 from benchmarks.faults.trial_parts import make_slow_link, mount_small_disk
 
-__all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario", "explain_impossible"]
+__all__ = ["SCENARIOS", "Scenario", "explain_impossible", "list_scenarios"]
 
 Scenario = Callable[[Trial], None]
 
@@ -57,8 +58,8 @@ def kill_at_random(trial: Trial) -> None:
 
 
 def kill_broker(*, persistent: bool) -> Scenario:
-    """Kill the broker (kill -9), and restart it within a second; without persistence it forgets
-    everything.
+    """Kill the broker, or one of two with a bridge (kill -9), and restart it within a second;
+    without persistence it forgets everything.
     """
 
     def prepare(trial: Trial) -> None:
@@ -66,6 +67,7 @@ def kill_broker(*, persistent: bool) -> Scenario:
         away = trial.rng.uniform(0, 1.0)
 
         def cause_fault() -> None:
+            trial.broker.victim = trial.rng.choice(trial.broker.servers)
             trial.broker.kill()
             trial.record_fault()
             trial.call_later(away, trial.broker.start)
@@ -73,6 +75,27 @@ def kill_broker(*, persistent: bool) -> Scenario:
         break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
     return prepare
+
+
+def kill_node(trial: Trial) -> None:
+    """Kill a node of a cluster (kill -9) for up to ten seconds. Transfers use HTTP, since the nodes
+    do not share retained messages.
+    """
+    use_real_agents(trial)
+    trial.settings = {
+        **trial.settings,
+        "broker.profile": "rabbitmq",
+        "http.listen": "127.0.0.1:0",
+    }
+    away = trial.rng.uniform(0, 10.0)
+
+    def cause_fault() -> None:
+        trial.broker.victim = trial.rng.choice(trial.broker.servers)
+        trial.broker.kill()
+        trial.record_fault()
+        trial.call_later(away, trial.broker.victim.start)
+
+    break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
 
 def kill_agents(trial: Trial) -> None:
@@ -97,7 +120,7 @@ def cut_links(way: str) -> Scenario:
         trial.how = replace(trial.how, chunk=16 << 10)
 
         def begin() -> None:
-            proxy = Proxy((trial.host, trial.broker.port))
+            proxy = Proxy((trial.host, trial.broker.agent_port))
             trial.stack.callback(proxy.close)
             trial.fleet.how = replace(
                 trial.fleet.how,
@@ -175,7 +198,7 @@ def slow_link(trial: Trial) -> None:
     trial.how = replace(trial.how, chunk=64 << 10)
 
     def begin() -> None:
-        proxy = Proxy((host, trial.broker.port), DELAY)
+        proxy = Proxy((host, trial.broker.agent_port), delay=DELAY)
         trial.stack.callback(proxy.close)
         trial.fleet.how = replace(
             trial.fleet.how, addresses=dict.fromkeys(trial.names, ("127.0.0.1", proxy.port))
@@ -208,6 +231,7 @@ SCENARIOS: dict[str, Scenario] = {
     "coordinator at any moment": kill_at_random,
     "broker killed": kill_broker(persistent=True),
     "broker without persistence": kill_broker(persistent=False),
+    "node of a cluster killed": kill_node,
     "agents killed": kill_agents,
     "agent process killed": kill_agent,
     "upload cut": cut_links("up"),
@@ -222,9 +246,20 @@ SCENARIOS: dict[str, Scenario] = {
     "power cut": cut_power_of_coordinator,
     "power cut of an agent": cut_power_of_agent,
 }
-# these need persistence or a second listener
-MOSQUITTO_ONLY = ("broker killed", "1 MB/s and 300 ms")
+# kinds of brokers on which a scenario is possible, if not on all single ones
+POSSIBLE = {
+    "broker killed": ("mosquitto", "nats", "rabbitmq", "bridge"),  # they store messages
+    "broker without persistence": ("mosquitto", "embedded", "bridge"),
+    "node of a cluster killed": (CLUSTER,),
+    "1 MB/s and 300 ms": ("mosquitto",),  # it has a second listener
+}
+SINGLE = tuple(kind for kind in KINDS if kind != CLUSTER)
 NEED_FUSE = ("power cut", "power cut of an agent")
+
+
+def list_scenarios(kind: str) -> list[str]:
+    """Return the scenarios that are possible on a kind of broker."""
+    return [name for name in SCENARIOS if kind in POSSIBLE.get(name, SINGLE)]
 
 
 def explain_impossible(name: str) -> str:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.faults.brokers import Broker
 from benchmarks.faults.recorded_tasks import (
     describe_unfolded,
     find_refused,
@@ -21,7 +22,7 @@ from benchmarks.faults.recorded_tasks import (
     read_planned,
 )
 from benchmarks.faults.trial_certificates import TlsSetup
-from benchmarks.faults.trial_parts import Broker, Process, Space
+from benchmarks.faults.trial_parts import Process, Space
 from benchmarks.final_model_recomputation import (
     Make,
     ReplayResult,
@@ -178,8 +179,8 @@ class Trial:
 
     def begin(self) -> None:
         """Start broker, coordinator and agents."""
-        self.started = time.monotonic()
         where = self._start_broker()
+        self.started = time.monotonic()
         self.coordinator = Process("coordinator", self.folder, self.under, forked=self.forked)
         self.stack.callback(self.coordinator.kill)
         self.start_coordinator()
@@ -207,8 +208,8 @@ class Trial:
             host=self.host,
             under=self.under,
         )
-        self.stack.callback(self.broker.kill)
-        return self.host, self.broker.port
+        self.stack.callback(self.broker.close)
+        return self.host, self.broker.agent_port
 
     def start_coordinator(self) -> None:
         """Start or restart the coordinator, with --resume if the run exists."""

@@ -1,5 +1,5 @@
-"""Real parts that a fault trial disturbs: processes and brokers to kill and restart, a small disk
-to fill, and a slow link.
+"""Real parts that a fault trial disturbs: processes to kill and restart, a small disk to fill, and
+a slow link.
 """
 
 from __future__ import annotations
@@ -7,24 +7,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.faults.fork_server import ForkedProcess
-from coordinator.broker import embedded_broker_config
-from coordinator.broker.local_addresses import find_free_port
-from coordinator.broker.mosquitto_config import MAX_PACKET, find_mosquitto
 from coordinator.simulate.demo_fleet import process_environment
 from federated.errors import FleetError
 
-__all__ = ["Broker", "Process", "Space", "make_slow_link", "mount_small_disk", "run_system"]
-
-STARTING = 15.0  # seconds for a broker to listen
+__all__ = ["Process", "Space", "make_slow_link", "mount_small_disk", "run_system"]
 
 
 class Process:
@@ -90,80 +83,6 @@ class Process:
             if self.log.exists()
             else ""
         )
-
-
-class Broker:
-    """Mosquitto or embedded broker on a fixed port.
-
-    host: address for clients
-    persistent: True if it saves its messages
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        kind: str = "mosquitto",
-        *,
-        persistent: bool = True,
-        host: str = "127.0.0.1",
-        under: Sequence[str] = (),
-    ) -> None:
-        folder.mkdir(parents=True)
-        self.kind, self.host = kind, host
-        self.port = find_free_port("127.0.0.1", 0)
-        self.process = Process("broker", folder, under)
-        self._command = (
-            self._mosquitto(folder, persistent)
-            if kind == "mosquitto"
-            else embedded_broker_config.prepare("127.0.0.1", self.port, folder, MAX_PACKET)
-        )
-        self.start()
-
-    def start(self) -> None:
-        """Start it, and wait until it listens. FleetError: it does not."""
-        self.process.start(self._command)
-        until = time.monotonic() + STARTING
-        while time.monotonic() < until and self.process.exit_code is None:
-            with (
-                contextlib.suppress(OSError),
-                socket.create_connection((self.host, self.port), timeout=1),
-            ):
-                return
-            time.sleep(0.02)
-        raise FleetError(f"the broker does not listen:\n{self.process.tail()}")
-
-    def kill(self) -> None:
-        self.process.kill()
-
-    def _mosquitto(self, folder: Path, persistent: bool) -> list[str]:
-        program = find_mosquitto()
-        if program is None:
-            raise FleetError("mosquitto not found: install it")
-        listeners = [
-            f"listener {self.port} 127.0.0.1",
-            *([f"listener {self.port} {self.host}"] if self.host != "127.0.0.1" else []),
-        ]
-        kept = [
-            f"persistence {'true' if persistent else 'false'}",
-            f"persistence_location {folder.resolve()}/",
-            "autosave_interval 1",
-        ]
-        limits = [
-            "max_queued_messages 20000",
-            "max_queued_bytes 1073741824",
-            "max_inflight_messages 20",
-            "set_tcp_nodelay true",
-        ]
-        rest = [
-            "allow_anonymous true",
-            "log_dest stderr",
-            "connection_messages false",
-            *(["user root"] if os.geteuid() == 0 else []),
-        ]
-        (folder / "mosquitto.conf").write_text(
-            "\n".join([*listeners, *kept, *limits, *rest]) + "\n"
-        )
-        return [program, "-c", str(folder / "mosquitto.conf")]
 
 
 class Space:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults.broker_kinds import KINDS, find_missing
 from benchmarks.faults.command import derive_seed, summarise
 from benchmarks.faults.lossy_disk import LossyDisk
 from benchmarks.faults.power_cuts import explain_unmountable, mount_lossy_disk
 from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, damage, explain_impossible
+from benchmarks.faults.scenarios import SCENARIOS, damage, explain_impossible, list_scenarios
 from benchmarks.faults.trial import Outcome, run_trial
 from coordinator.broker import local_broker as brokers
 
@@ -206,7 +207,10 @@ def test_every_run_has_its_own_seed() -> None:
             for number in range(10)
         }
     ) == 30 * len(SCENARIOS)
-    assert set(MOSQUITTO_ONLY) < set(SCENARIOS)
+
+
+def test_each_scenario_is_possible_on_a_kind_of_broker() -> None:
+    assert {name for kind in KINDS for name in list_scenarios(kind)} == set(SCENARIOS)
 
 
 def scenario(name: str) -> object:
@@ -225,6 +229,21 @@ def scenario(name: str) -> object:
     why = explain_impossible(name)
     marks.append(pytest.mark.skipif(bool(why), reason=why or "possible"))
     return pytest.param(name, marks=marks)
+
+
+@pytest.mark.broker
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    ["bridge", "nats"],  # RabbitMQ takes minutes to start on a busy machine
+)
+def test_a_run_survives_a_kill_of_another_broker(tmp_path: Path, kind: str) -> None:
+    if missing := find_missing(kind):
+        pytest.skip(f"{missing} is not installed")
+    name = "broker killed"
+    found = run_trial(name, SCENARIOS[name], tmp_path / "run", 7, kind, forked=True)
+    assert (found.survived, found.lost, found.doubled, found.equal) == (True, 0, 0, True), found.why
 
 
 @pytest.mark.parametrize("name", [scenario(name) for name in REAL])
