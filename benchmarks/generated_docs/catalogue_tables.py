@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from benchmarks.generated_docs.markdown_table import render_table
+from coordinator.broker.broker_profiles import PROFILES
 from coordinator.observe.event_readers.catalogue import READERS, list_optional
 from federated.data.catalogue import DATASETS
 from federated.engine.robust.catalogue import RULES
@@ -20,6 +21,7 @@ __all__ = [
     "list_data",
     "list_families",
     "list_layouts",
+    "list_profiles",
     "list_readers",
     "list_rules",
 ]
@@ -75,6 +77,41 @@ def list_families() -> Iterator[str]:
         for name, known in FAMILIES.items()
     )
     return render_table(heads, rows)
+
+
+def list_profiles() -> Iterator[str]:
+    """Yield the table of the limits of brokers. A limit that is not documented is empty."""
+    heads = (
+        "`broker.profile`",
+        "broker",
+        "slashes in a topic",
+        "bytes of a message",
+        "queue of a client, messages",
+        "of a connection, per second",
+        "lost session kept, s",
+        "retained messages may not reach",
+    )
+    rows = (
+        (
+            f"`{name}`",
+            f"{one.name} ({', '.join(f'[{i}]({url})' for i, url in enumerate(one.sources, 1))})",
+            *map(format_limit, (one.slashes, one.payload, one.queue)),
+            f"{one.messages} messages, {one.throughput:,} bytes" if one.messages else "",
+            format_limit(one.session),
+            ", ".join(
+                [
+                    *([] if one.wildcards else ["subscriptions with wildcards"]),
+                    *([] if one.shared else ["other nodes of a cluster"]),
+                ]
+            ),
+        )
+        for name, one in PROFILES.items()
+    )
+    return render_table(heads, rows)
+
+
+def format_limit(limit: int | None) -> str:
+    return "" if limit is None else f"{limit:,}"
 
 
 def list_presets(known: Family) -> list[str]:

@@ -14,6 +14,7 @@ from benchmarks.generated_docs.catalogue_tables import (
     list_data,
     list_families,
     list_layouts,
+    list_profiles,
     list_readers,
     list_rules,
 )
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 # name in the page's markers -> page, function that renders the table
 TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
+    "broker profiles": ("docs/broker.md", list_profiles),
     "capabilities": ("docs/protocol.md", list_capabilities),
     "codecs": ("docs/operations.md", list_codecs),
     "data sets": ("docs/data.md", list_data),

@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import Iterator
 
+from coordinator.broker.broker_profiles import Profile
 from federated.errors import EspalierError, LinkError
 from federated.runtime.console import Say
 from federated.wire import topics
@@ -23,7 +24,7 @@ from federated.wire.checks.broker_capability_checks import (
 from federated.wire.checks.check_result import Check, report_error
 from federated.wire.checks.network_checks import check_credentials, check_network
 from federated.wire.checks.request_client import Client
-from federated.wire.link import PROBES, Link, get_scheme
+from federated.wire.link import PROBES, LimitableLink, Link, get_scheme
 from federated.wire.mqtt_address import PORTS, parse_mqtt_address
 
 __all__ = ["adapt", "examine_broker"]
@@ -34,21 +35,32 @@ FOR_CHUNKS = (LEVELS, PACKETS)  # checks of what only transfers in chunks need
 RUN = "doctor"  # stands for a run in topics if none is given
 
 
-def adapt(link: Link, address: str, run: str, say: Say, *, chunks: bool = True) -> bool:
+def adapt(
+    link: Link,
+    address: str,
+    run: str,
+    say: Say,
+    *,
+    chunks: bool = True,
+    profile: Profile | None = None,
+) -> bool:
     """Try what a broker can do, say what is missing, and use messages that it accepts. Return
     whether it sends no retained message to a subscription with a wildcard.
 
     chunks: whether weights and updates are sent over the broker.
+    profile: documented limits of the broker.
     """
     if get_scheme(address) not in PORTS:
         return False  # a link of another package promises what runs need
     place = Place(parse_mqtt_address(address), run, _make_name())
-    by_name_only = False
+    by_name_only = profile is not None and not profile.wildcards
+    if profile is not None and isinstance(link, LimitableLink):
+        link.limit(profile.payload, profile.messages)
     try:
         checks = [*try_basics(place), report_packets(*link.probe(place.topic, PROBES))]
     except LinkError as error:  # the run's own link waits for the broker
         log.warning("cannot try what the broker can do: %s", error)
-        return False
+        return by_name_only
     for check in checks:
         by_name_only |= check.name == WILDCARDS and check.state != "ok"
         if check.state != "ok" and (chunks or check.name not in FOR_CHUNKS):

@@ -15,6 +15,7 @@ from rich.live import Live
 from coordinator import audit_log
 from coordinator.access.broker_setup import open_broker_access
 from coordinator.broker import external_broker_checks
+from coordinator.broker.broker_profiles import PROFILES
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.http_transfers.transfer_server_process import serve_transfers
 from coordinator.observe.event_readers.terminal_output import (
@@ -218,7 +219,12 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View, manager: Service
         if config.broker.url:
             chunks = urls is None or urls.above > 0
             broker_access.by_name_only = external_broker_checks.adapt(
-                link, broker_access.address, config.name, view.say, chunks=chunks
+                link,
+                broker_access.address,
+                config.name,
+                view.say,
+                chunks=chunks,
+                profile=PROFILES[config.broker.profile] if config.broker.profile else None,
             )
         view.say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, up "

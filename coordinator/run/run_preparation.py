@@ -13,6 +13,7 @@ from torch import Tensor
 from coordinator.assign import agent_filter
 from coordinator.assign.majority_network import build_network
 from coordinator.assign.submodel_pins import match_pins
+from coordinator.broker.broker_profiles import check_profile
 from coordinator.observe.event_readers.catalogue import find_readers
 from coordinator.observe.event_readers.metrics_server import MetricsServer
 from coordinator.settings.config import Config, to_json
@@ -104,6 +105,7 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
     with read_setting():
         topics.run(config.name)  # raises if the name cannot be a topic level
     check_broker(config.broker)
+    check_profile(config)
     method = add_defences(find_method(config.method_name), config)
     if config.fleet.mode == "buffered" and (why := method.forbids.get("buffered")):
         able = sorted(name for name, made in METHODS.items() if "buffered" in made().allows)

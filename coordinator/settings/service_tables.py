@@ -10,8 +10,9 @@ from federated.settings_validation import Record
 from federated.wire.enrolment_token import PORT as ENROLMENT_PORT
 from federated.wire.mqtt_address import PORTS
 
-__all__ = ["Broker", "Http", "Log", "Metrics", "Phones"]
+__all__ = ["Broker", "Http", "Log", "Metrics", "Phones", "ProfileName"]
 
+ProfileName = Literal["aws", "emqx", "hivemq", "nats", "rabbitmq"]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
@@ -47,6 +48,10 @@ class Broker(Record, frozen=True):
         Literal["auto", "mosquitto", "embedded"],
         Meta(description="Broker to start. auto: mosquitto if it is installed, else embedded."),
     ] = "auto"
+    profile: Annotated[
+        ProfileName | Literal[""],
+        Meta(description="The existing broker, whose documented limits the run obeys; empty: any."),
+    ] = ""
     tls: Annotated[
         bool, Meta(description="Allow only enrolled devices, which connect with certificates.")
     ] = False

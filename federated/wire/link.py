@@ -5,7 +5,7 @@ messages.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 __all__ = [
     "CHUNK",
@@ -14,6 +14,7 @@ __all__ = [
     "OVERHEAD",
     "PROBES",
     "Delivery",
+    "LimitableLink",
     "Link",
     "LinkOpener",
     "Payload",
@@ -118,6 +119,14 @@ class Link(Protocol):
 
     def close(self) -> None:
         """Disconnect without the last will. Closing twice is fine."""
+
+
+@runtime_checkable
+class LimitableLink(Protocol):
+    """A link that can obey limits of a broker."""
+
+    def limit(self, payload: int | None, messages: int | None) -> None:
+        """Send no payload of more bytes, and no more messages per second; None: no limit."""
 
 
 class LinkOpener(Protocol):

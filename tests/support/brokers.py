@@ -11,11 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.broker.broker_profiles import Profile
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.broker.local_broker import Broker
 from coordinator.broker.mosquitto_config import find_mosquitto
 
-__all__ = ["BOTH", "is_listening", "needs_mosquitto", "open_websockets", "read_port"]
+__all__ = [
+    "BOTH",
+    "is_listening",
+    "needs_mosquitto",
+    "open_limited",
+    "open_websockets",
+    "read_port",
+]
 
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
 BOTH = [pytest.param("mosquitto", marks=needs_mosquitto), "embedded"]
@@ -35,27 +43,52 @@ def is_listening(address: str) -> bool:
 @contextlib.contextmanager
 def open_websockets(folder: Path, pem: Path | None = None) -> Iterator[str]:
     """Run a mosquitto that serves WebSockets, with TLS given a certificate; yield its address."""
-    program = find_mosquitto()
-    assert program is not None
     web, plain = (find_free_port("127.0.0.1", 0) for _ in range(2))
     lines = [
-        "allow_anonymous true",
         "user root",  # else it could not read the certificate
         f"listener {plain} 127.0.0.1",  # without one it serves no WebSockets
         f"listener {web} 127.0.0.1",
         "protocol websockets",
         *([] if pem is None else [f"certfile {pem}", f"keyfile {pem}"]),
     ]
-    (folder / "websockets.conf").write_text("\n".join(lines) + "\n")
-    server = subprocess.Popen(
-        [program, "-c", str(folder / "websockets.conf")], stderr=subprocess.DEVNULL
-    )
+    with run_mosquitto(folder / "websockets.conf", lines, web):
+        yield f"{'ws' if pem is None else 'wss'}://127.0.0.1:{web}"
+
+
+@contextlib.contextmanager
+def open_limited(folder: Path, profile: Profile) -> Iterator[str]:
+    """Run a mosquitto with the limits of another broker, except for its rates; yield its address.
+    Its longest topics have at most 20 levels.
+    """
+    slashes = min(20, profile.slashes or 20)
+    patterns = ["/".join(["fl", "v1", *"+" * levels]) for levels in range(1, slashes)]
+    acl = folder / "limited.acl"
+    acl.write_text("".join(f"topic readwrite {one}\n" for one in patterns))
+    port = find_free_port("127.0.0.1", 0)
+    lines = [
+        f"listener {port} 127.0.0.1",
+        "user root",
+        f"acl_file {acl}",
+        *([] if profile.payload is None else [f"max_packet_size {profile.payload}"]),
+        *([] if profile.queue is None else [f"max_queued_messages {profile.queue}"]),
+    ]
+    with run_mosquitto(folder / "limited.conf", lines, port):
+        yield f"127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def run_mosquitto(file: Path, lines: list[str], port: int) -> Iterator[None]:
+    """Run a mosquitto with these lines as its configuration until the end of the context."""
+    program = find_mosquitto()
+    assert program is not None
+    file.write_text("\n".join(["allow_anonymous true", *lines]) + "\n")
+    server = subprocess.Popen([program, "-c", str(file)], stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 30
-        while not is_listening(f"127.0.0.1:{web}"):
+        while not is_listening(f"127.0.0.1:{port}"):
             assert time.monotonic() < until
             time.sleep(0.05)
-        yield f"{'ws' if pem is None else 'wss'}://127.0.0.1:{web}"
+        yield
     finally:
         server.terminate()
         server.wait()

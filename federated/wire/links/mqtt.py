@@ -54,6 +54,7 @@ DROPS_LOGGED = 10.0  # seconds between warnings about dropped deliveries
 PATIENCE = 120.0  # seconds that `publish` waits for room in a full queue
 ANSWER = 2.0  # seconds that a repeated subscription waits for the broker's answer
 TOGETHER = 8  # subscriptions of one message: AWS IoT accepts no more
+SHARE = 0.8  # of a broker's limit of messages per second that a link uses: the network bunches them
 FAREWELL = 5.0  # seconds that `close` waits for acknowledgements
 
 
@@ -117,7 +118,15 @@ class MqttLink:
         setup = ClientSetup(self.address, own, will, handlers)
         greeting = connect(setup, timeout=timeout, version=version)
         self._client, self.protocol = greeting.client, greeting.protocol
+        self._interval, self._turn = 0.0, 0.0  # seconds between messages; instant of the next one
+        self.max_payload = self.max_chunk = MAX_PACKET
         self._limit(min(MAX_PACKET, greeting.max_packet) - OVERHEAD)
+
+    def limit(self, payload: int | None, messages: int | None) -> None:
+        if payload is not None:
+            self._limit(payload)
+        if messages is not None:
+            self._interval = 1 / (SHARE * messages)
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         self._check()
@@ -129,6 +138,7 @@ class MqttLink:
         data = payload if isinstance(payload, bytes) else bytes(payload)
         until = time.monotonic() + PATIENCE
         with self._lock:
+            self._wait_for_turn()
             while True:
                 self._acknowledged.clear()
                 info = self._client.publish(topic, data, qos=qos, retain=retain)
@@ -237,7 +247,15 @@ class MqttLink:
         self._deliveries.close()
 
     def _limit(self, payload: int) -> None:
-        self.max_payload, self.max_chunk = payload, chunk_within(payload)
+        self.max_payload = min(payload, self.max_payload)
+        self.max_chunk = chunk_within(self.max_payload)
+
+    def _wait_for_turn(self) -> None:
+        """Wait until the next message is due at the broker's limit of messages per second."""
+        if self._interval:
+            now = time.monotonic()
+            time.sleep(max(0.0, self._turn - now))
+            self._turn = max(self._turn, now) + self._interval
 
     def _list_unacknowledged(self) -> list[tuple[str, int]]:
         return [

@@ -1,5 +1,5 @@
 """Brokers of other projects: RabbitMQ, which turns '.' in topics into '/' and sends no retained
-message to a wildcard, and NATS.
+message to a wildcard, NATS, and a mosquitto with the documented limits of each other one.
 """
 
 from __future__ import annotations
@@ -9,36 +9,48 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults.broker_kinds import find_missing
+from benchmarks.faults.brokers import open_broker
+from coordinator.broker.broker_profiles import PROFILES
 from coordinator.broker.external_broker_checks import examine_broker
 from federated.errors import LinkError
 from federated.wire import topics
 from federated.wire.checks.check_result import format_check
+from tests.support.brokers import open_limited
 from tests.support.links import open_links, wait_for_delivery
-from tests.support.nats import needs_nats, open_nats
 from tests.support.processes import AGENT, COORDINATOR, Start, result
-from tests.support.rabbitmq import needs_rabbitmq, open_rabbitmq
 
 pytestmark = [pytest.mark.broker, pytest.mark.processes, pytest.mark.slow]
-OPEN = {"rabbitmq": open_rabbitmq, "nats": open_nats}
-MISSING = {"rabbitmq": {"wildcards": "warn"}, "nats": {}}
-RABBITMQ = pytest.param("rabbitmq", marks=needs_rabbitmq)
+REAL = ("rabbitmq", "nats")
+SETTINGS = {"aws": ("http.listen=127.0.0.1:0",)}  # what a profile requires
+MISSING = {
+    "aws": {"levels": "fail", "length": "warn", "packets": "warn"},
+    "rabbitmq": {"wildcards": "warn"},
+}
 
 
-@pytest.fixture(scope="module", params=[RABBITMQ, pytest.param("nats", marks=needs_nats)])
+@pytest.fixture(scope="module", params=PROFILES)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def broker(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with OPEN[kind](tmp_path_factory.mktemp(kind)) as address:
+    folder = tmp_path_factory.mktemp(kind)
+    if missing := find_missing(kind if kind in REAL else "mosquitto"):
+        pytest.skip(f"{missing} is not installed")
+    opened = open_broker(folder, kind) if kind in REAL else open_limited(folder, PROFILES[kind])
+    with opened as address:
         yield address
 
 
 def test_agents_find_a_run_and_finish_its_rounds(
     tmp_path: Path, start: Start, kind: str, broker: str
 ) -> None:
-    settings = ("method.widths=[0.25,0.5]", "method.depths=[1]", "train.epochs=1", "fleet.wait=90")
+    settings = (
+        *("method.widths=[0.25,0.5]", "method.depths=[1]", "train.epochs=1", "fleet.wait=90"),
+        *(f"broker.profile={kind}", *SETTINGS.get(kind, ())),
+    )
     coordinator = start(
         *(*COORDINATOR, "start", "--broker", broker, "--method", "fedfa", "--min-agents", "2"),
         *("--rounds", "2", "--format", "json"),
@@ -53,17 +65,20 @@ def test_agents_find_a_run_and_finish_its_rounds(
     ]
     assert result(coordinator, 240)["rounds"] == 2
     assert [result(agent, 60)["updates"] for agent in agents] == [2, 2]
+    told = (tmp_path / "0.err").read_text()
     said = "retained messages do not reach a subscription with a wildcard"
-    assert (said in (tmp_path / "0.err").read_text()) == ("wildcards" in MISSING[kind])
+    assert (said in told) == ("wildcards" in MISSING.get(kind, {}))
+    assert "slashes" not in told
+    assert ("over http://127.0.0.1:" in told) == (kind in SETTINGS)
 
 
 def test_the_doctor_says_what_is_missing(kind: str, broker: str) -> None:
     found = {check.name: check for check in examine_broker(broker, None)}
     missing = {name: check.state for name, check in found.items() if check.state != "ok"}
-    assert missing == MISSING[kind], [format_check(check) for check in found.values()]
+    assert missing == MISSING.get(kind, {}), [format_check(check) for check in found.values()]
 
 
-@pytest.mark.parametrize("kind", [RABBITMQ], scope="module")
+@pytest.mark.parametrize("kind", ["rabbitmq"], scope="module")
 def test_a_name_with_a_dot_ends_a_link_with_a_reason(broker: str) -> None:
     with open_links(broker, "a") as (link,):
         topic = topics.status("r", "pi.local")

@@ -1,0 +1,80 @@
+"""Documented limits of brokers: settings that contradict them, and links that obey them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from coordinator.broker import external_broker_checks
+from coordinator.broker import local_broker as brokers
+from coordinator.broker.broker_profiles import PROFILES, Profile, check_profile
+from coordinator.settings.config import load
+from coordinator.settings.service_tables import ProfileName
+from federated.errors import ConfigError, LinkError
+from federated.wire import topics
+from federated.wire.links.catalogue import open_link
+
+URL = {"broker.url": "mqtts://broker"}
+AWS = {**URL, "broker.profile": "aws", "http.listen": "127.0.0.1:0"}
+OTHERS = [{**URL, "broker.profile": name} for name in PROFILES if name != "aws"]
+
+
+def test_each_name_has_a_profile() -> None:
+    assert tuple(PROFILES) == get_args(ProfileName)
+
+
+@pytest.mark.parametrize("settings", [{}, AWS, {**AWS, "name": "x" * 40}, *OTHERS])
+def test_settings_may_agree_with_a_profile(settings: dict[str, Any]) -> None:
+    check_profile(load(None, {}, settings.items()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"broker.profile": "emqx"}, "existing broker"),
+        ({**AWS, "http.listen": ""}, r"7 slashes.* 8: .*http\.listen"),
+        ({**AWS, "http.above": 1}, r"http\.above = 0"),
+        ({**AWS, "wire.chunk": 128 << 10}, r"wire\.chunk of at most 126976, found 131072"),
+        ({**AWS, "name": "x" * 41}, "at most 40 characters"),
+        ({**URL, "broker.profile": "rabbitmq", "name": "a.b"}, r"without '\.'"),
+    ],
+)
+def test_a_setting_that_contradicts_a_profile_is_an_error(
+    settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^broker.profile = .*{said}"):
+        check_profile(load(None, {}, settings.items()))
+
+
+def test_a_run_repeats_its_card_for_a_profile_without_retained_messages_to_wildcards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(external_broker_checks, "try_basics", lambda place: [])
+    with contextlib.closing(open_link("memory://any", "coordinator")) as link:
+        assert [
+            name
+            for name, profile in PROFILES.items()
+            if external_broker_checks.adapt(link, "mqtt://broker", "r", print, profile=profile)
+        ] == ["aws", "rabbitmq"]
+
+
+@pytest.mark.broker
+def test_a_link_obeys_the_limits_of_a_profile(tmp_path: Path) -> None:
+    limited = Profile("", (), payload=50_000, messages=100)
+    topic = topics.status("r", "a")
+    with (
+        brokers.start(port=0, kind="embedded", directory=tmp_path) as broker,
+        contextlib.closing(open_link(broker.address, "coordinator")) as link,
+    ):
+        external_broker_checks.adapt(link, broker.address, "r", print, profile=limited)
+        assert (link.max_payload, link.max_chunk) == (32 << 10, 28 << 10)  # what was tried
+        with pytest.raises(LinkError, match="over the broker's limit"):
+            link.publish(topic, bytes(50_001))
+        before = time.monotonic()
+        for _ in range(21):
+            link.publish(topic, b"1")
+        assert time.monotonic() - before >= 20 / 100
