@@ -146,7 +146,7 @@ def make_rabbitmq(place: Place) -> list[Server]:
 
 
 def make_cluster(place: Place) -> list[Server]:
-    """Return a cluster of three nodes of RabbitMQ, which replicate the sessions of clients."""
+    """Return a cluster of three nodes of RabbitMQ. Each client's session is on one node."""
     return _make_rabbitmq(place, 3)
 
 
@@ -154,14 +154,11 @@ def _make_rabbitmq(place: Place, number: int) -> list[Server]:
     folder, names = place.folder.resolve(), find_free_port(LOCAL, 0)
     nodes = [f"espalier-{os.getpid()}-{names}-{index}@localhost" for index in range(number)]
     (folder / "plugins").write_text("[rabbitmq_mqtt].\n")
-    (folder / "advanced.config").write_text(
-        "[{rabbitmq_mqtt, [{durable_queue_type, quorum}]}].\n" if number > 1 else "[].\n"
-    )
     common = {
         "HOME": str(folder),  # of the cookie
         "ERL_EPMD_ADDRESS": LOCAL,
         "ERL_EPMD_PORT": str(names),
-        "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "none.config"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
         "RUNNING_UNDER_SYSTEMD": "1",  # one process, without a shell around it
     }
