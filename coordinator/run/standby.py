@@ -77,15 +77,13 @@ def displace(folder: Path) -> None:
     """Take the lock of a run away from its coordinator, and ensure that this changes nothing in the
     folder even if it wakes up in the middle of a write.
 
-    It checks its lock after it opens a file and before it moves it into place. What it opened
-    before is removed or replaced by a copy here, and what it opens later fails the check. Raises
-    StoreError.
+    It checks its lock after it opens a file, and before it moves the file into place. The files
+    that it keeps open are replaced by copies here. Unfinished ones are removed when the run is
+    opened, and what it opens later fails the check. Raises StoreError.
     """
     with explain_os_errors(StoreError, f"cannot take over run '{folder.name}' in {folder}"):
         lock = run_lock.replace(folder)
         try:
-            for path in folder.glob("*.part"):
-                path.unlink(missing_ok=True)
             names = [DATABASE, f"{DATABASE}-wal", COPY]
             for path in *(folder / name for name in names), *folder.glob("journal-*.log"):
                 if path.exists():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,49 +139,68 @@ WRITES: dict[str, Callable[[Store], object]] = {
 }
 
 
+class Pause:
+    """Stops a coordinator at a moment of a write, while a standby takes over and continues the run.
+
+    Moments are those before a file is opened, moved or removed, and those after a check of the
+    lock. finishes: the standby finishes a round. later: its store, once the moment has come.
+    before: the files that it left.
+    """
+
+    def __init__(self, root: Path, moment: int, *, finishes: bool) -> None:
+        self.root, self.moment, self.finishes, self.moments = root, moment, finishes, 0
+        self.later: Store | None = None
+        self.before = dict[str, bytes]()
+
+    def pass_moment(self) -> None:
+        self.moments += 1
+        if self.moments == self.moment:
+            displace(self.root / "r")
+            self.later = later = Store.open(self.root, "r")
+            later.journal.resume(later.checkpoint_id)
+            if self.finishes:
+                later.save(done(later.rounds_done + 1, 2.0), Round())
+            later.journal.append(Ticked(3.0))
+            self.before = read_files(later.folder)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, name in ((Path, "open"), (Path, "replace"), (Path, "unlink")):
+                patch.setattr(owner, name, self._wrap(getattr(owner, name), first=True))
+            patch.setattr(run_lock, "check", self._wrap(run_lock.check, first=False))
+            yield
+
+    def _wrap(self, call: Callable[..., Any], *, first: bool) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            if first:
+                self.pass_moment()
+            result = call(*arguments, **options)
+            if not first:
+                self.pass_moment()
+            return result
+
+        return wrapped
+
+
+@pytest.mark.parametrize("finishes", [False, True])
 @pytest.mark.parametrize("what", WRITES)
 def test_a_coordinator_that_stopped_in_a_write_changes_nothing_when_it_wakes_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path, what: str, finishes: bool
 ) -> None:
-    """It stops right after each of its checks of the lock in turn. Meanwhile a standby takes over,
-    and finishes a round of its own.
-    """
-    check = run_lock.check
-    for stop in range(1, 20):
-        root, found = tmp_path / str(stop), list[tuple[Store, dict[str, bytes]]]()
-        earlier, checks = start(root), list[int]()
-
-        def pause(
-            handle: int,
-            folder: Path,
-            root: Path = root,
-            stop: int = stop,
-            checks=checks,
-            found=found,
-        ) -> None:
-            check(handle, folder)
-            checks.append(1)
-            if len(checks) == stop:
-                monkeypatch.setattr(run_lock, "check", check)
-                displace(folder)
-                later = Store.open(root, "r")
-                later.journal.resume(later.checkpoint_id)
-                later.save(done(later.rounds_done + 1, 2.0), Round())
-                later.journal.append(Ticked(3.0))
-                found.append((later, read_files(folder)))
-
-        monkeypatch.setattr(run_lock, "check", pause)
-        with suppress(StoreError, Superseded):
+    """It stops at each moment of the write in turn."""
+    for moment in range(1, 100):
+        root = tmp_path / str(moment)
+        earlier, pause = start(root), Pause(root, moment, finishes=finishes)
+        with pause.watching(), suppress(StoreError, Superseded):
             WRITES[what](earlier)
-        monkeypatch.setattr(run_lock, "check", check)
-        if not found:
+        if (later := pause.later) is None:
             earlier.close()
-            assert stop > 1, "it checks its lock"
+            assert moment > 1, "it checks its lock"
             return
-        later, before = found[0]
-        assert read_files(root / "r") == before
+        assert read_files(root / "r") == pause.before
         earlier.close(discard=True)
-        assert read_files(root / "r") == before
+        assert read_files(root / "r") == pause.before
         later.save(done(later.rounds_done + 1, 3.0), Round())
         later.close()
         again = Store.open(root, "r")
