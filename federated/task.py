@@ -39,6 +39,7 @@ __all__ = [
     "Task",
     "Timing",
     "Update",
+    "Watts",
     "Work",
     "count_parts",
     "heartbeat_interval",
@@ -58,6 +59,7 @@ MAX_GRAPH = 1 << 24
 # seconds of a step: no machine is beyond these limits, and predictions from such values overflow
 SHORTEST, LONGEST = 1e-12, 1e9
 
+Watts = Annotated[float, Meta(ge=0, le=1e5)]  # no machine that trains uses more
 Work = Literal["train", "calibrate", "evaluate"]
 Optimiser = Literal["sgd", "adam", "adamw"]
 GraphKind = Literal["step", "calibration", "evaluation"]
@@ -328,6 +330,7 @@ class Profile:
     labels: labels that the owner gave the device (`--label eu`).
     codecs: names of the codecs with which it can encode updates.
     capabilities: names of the capabilities of its trainer.
+    watts: power of the whole machine while it trains; 0: unknown.
     """
 
     agent: AgentName
@@ -345,6 +348,7 @@ class Profile:
     labels: Annotated[tuple[Word, ...], Meta(max_length=LABELS)] = ()
     codecs: Annotated[tuple[Word, ...], Meta(max_length=MAX_CODECS)] = ("raw",)
     capabilities: Annotated[tuple[Word, ...], Meta(max_length=MAX_CAPABILITIES)] = ()
+    watts: Watts = 0.0
 
 
 def heartbeat_interval(lease: float) -> float:

@@ -1,4 +1,6 @@
-"""Count what a run cost: multiply-adds, bytes and seconds, in all and until a target accuracy."""
+"""Count what a run cost: multiply-adds, bytes, seconds and joules, in all and until a target
+accuracy.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import csv
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,10 +35,12 @@ COSTS = {
     "multiply-adds": "macs",
     "bytes": "bytes",
     "seconds": "seconds",
+    "joules": "joules",
     "TMAC": "tmac",
     "rounds to target": "target_rounds",
     "bytes to target": "target_bytes",
     "seconds to target": "target_seconds",
+    "joules to target": "target_joules",
 }
 
 
@@ -44,8 +49,9 @@ def read_costs(path: Path) -> dict[str, float]:
     exist only if the run reached `simulate.target`.
 
     macs, mace, tmac: see "Multiply-adds" in `docs/simulation.md`.
-    bytes, seconds: of all rounds; seconds are those of this machine.
-    target_rounds, target_bytes, target_seconds: of the rounds until the target was reached.
+    bytes, seconds, joules: of all rounds; seconds are those of this machine, joules those of the
+        devices' profiles, if all of them state their power (`simulate.watts`).
+    target_rounds, target_bytes, ...: of the rounds until the target was reached.
     """
     found = msgspec.json.decode(path.read_bytes())
     effort, history = found["effort"], found["rounds"]
@@ -88,9 +94,11 @@ def read_progress(path: Path) -> list[Progress]:
     ]
 
 
-def sum_rounds(history: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:
-    """Return bytes and seconds of rounds."""
+def sum_rounds(history: Sequence[Mapping[str, Any]], prefix: str) -> dict[str, float]:
+    """Return bytes, seconds and, if they are known of each round, joules."""
+    joules = [one["joules"] for one in history if one.get("joules") is not None]
     return {
         f"{prefix}bytes": sum(one["bytes_up"] + one["bytes_down"] for one in history),
         f"{prefix}seconds": round(sum(one["seconds"] for one in history), 3),
+        **({f"{prefix}joules": sum(joules)} if len(joules) == len(history) else {}),
     }

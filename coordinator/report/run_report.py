@@ -38,6 +38,7 @@ from coordinator.store.run_database_reader import RunRecords, open_records
 from coordinator.views.agent_table import describe_agents
 from coordinator.views.run_plots import draw_plots, list_scores
 from coordinator.views.run_status import describe_end, describe_status, read_config
+from coordinator.views.training_energy import estimate_energy, sum_known
 from federated.errors import StoreError
 from federated.install_command import NAME
 from federated.runtime.provenance import commit, versions
@@ -219,7 +220,12 @@ def describe_costs(
         for entry in several:
             if entry.agent in by_agent:
                 by_agent[entry.agent].append(entry)
-    devices = [(agent, *sum_up(several)) for agent, several in by_agent.items() if several]
+    energy = estimate_energy(records)
+    devices = [
+        (agent, *sum_up(several), describe_energy(energy, agent))
+        for agent, several in by_agent.items()
+        if several
+    ]
     rounds = [
         (
             number,
@@ -234,10 +240,12 @@ def describe_costs(
     return make_section(
         title,
         plots.get("times", ""),
-        make_table(heads, devices, "1 2 3 4 5 6"),
+        make_table((*heads, "energy"), devices, "1 2 3 4 5 6 7"),
         more,
         make_paragraph(
-            "Time runs from the task to the accepted update, so it includes transfers.",
+            "Time runs from the task to the accepted update, so it includes transfers. Energy is "
+            "the power of the whole machine, which the device measured once, times the duration of "
+            "its training steps; it is unknown for a device without power sensors.",
             kind="quiet",
         ),
         plots.get("bytes", ""),
@@ -251,6 +259,12 @@ def describe_costs(
             ),
         ),
     )
+
+
+def describe_energy(energy: Mapping[int, Mapping[str, float | None]], agent: str) -> str:
+    """Return the energy of all trainings of a device."""
+    joules = sum_known([one[agent] for one in energy.values() if agent in one])
+    return "unknown" if joules is None else f"{joules:.3g} J"
 
 
 def sum_up(entries: Sequence[Entry]) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ from msgspec import Meta, field
 from federated.defaults import DATASET, HELD, MEMORY_FRACTION, MODEL, PARTITION
 from federated.device.trainers.catalogue import DEFAULT
 from federated.settings_validation import Natural, Record, Seed
+from federated.task import Watts
 
 __all__ = [
     "AGENTS",
@@ -112,6 +113,13 @@ class Simulate(Record, frozen=True):
         Meta(
             description="Minimum duration of a training in seconds, for equal groups of devices in "
             "order; empty: no minimum."
+        ),
+    ] = ()
+    watts: Annotated[
+        tuple[Watts, ...],
+        Meta(
+            description="Power of a device while it trains, in watts, for equal groups of devices "
+            "in order; 0 or empty: unknown."
         ),
     ] = ()
     seeds: Annotated[

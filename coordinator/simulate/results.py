@@ -29,6 +29,7 @@ from coordinator.simulate.device_data import DataSource, name_devices
 from coordinator.store import training_counts
 from coordinator.store.run_store import Store
 from coordinator.trust import privacy_budget
+from coordinator.views.training_energy import estimate_energy, sum_known
 from federated.data import partitions
 from federated.engine.training_multiply_adds import effort, macs
 from federated.install_command import NAME, pip_command
@@ -107,10 +108,7 @@ def collect(
         ],
         "untrained": counts.untrained,
         "assigned": {agent: submodel.name for agent, submodel in sorted(assigned.items())},
-        "rounds": [
-            {"round": n, "seconds": round(s, 3), "bytes_up": up, "bytes_down": down}
-            for n, s, up, down in store.read_history()
-        ],
+        "rounds": describe_rounds(store),
         "scores": [
             {"round": n, **msgspec.to_builtins(score)} for n, score in scores if not score.agent
         ],
@@ -118,6 +116,23 @@ def collect(
         "summary": summarise(list(latest.values()), facts.menu, assigned),
         **describe_privacy(config, store),
     }
+
+
+def describe_rounds(store: Store) -> list[dict[str, Any]]:
+    """Return the time, the bytes and the joules of training of each round; joules are null unless
+    the power of all devices that trained is known.
+    """
+    energy = estimate_energy(store)
+    return [
+        {
+            "round": number,
+            "seconds": round(seconds, 3),
+            "bytes_up": up,
+            "bytes_down": down,
+            "joules": sum_known([*energy[number].values()]),
+        }
+        for number, seconds, up, down in store.read_history()
+    ]
 
 
 def print_results(config: Config, found: Mapping[str, Any], say: Say) -> None:

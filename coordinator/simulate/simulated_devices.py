@@ -212,6 +212,7 @@ class Devices:
         speeds = self.config.simulate.speeds
         speed = pick_value(speeds, index, self.source.agents)
         speed = max(speeds) if index in self._malicious else speed
+        watts = self.config.simulate.watts or (0.0,)
         timings = tuple(
             Timing(s, run.batch, cost(s).macs * run.batch / (speed * RATE)) for s in run.calibration
         )
@@ -229,6 +230,7 @@ class Devices:
             survey,
             codecs=codec_names()[:MAX_CODECS],
             capabilities=tuple(sorted(self._trainer.capabilities)),
+            watts=pick_value(watts, index, self.source.agents),
         )
 
 

@@ -1,5 +1,5 @@
 """Measure a device before it joins: processors, memory, mean and deviation of its data, and the
-time of a training step.
+time and power of a training step.
 
 Runs in the training process, under its limits, so that the measurements apply to training.
 Torch-free: the trainer computes.
@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from edge_agent.device.board import read_board
+from edge_agent.device.energy import Meter, read_counters, read_watts
 from edge_agent.device.measurement_cache import MeasurementCache, describe_surroundings
 from edge_agent.device.process_limits import Limits, count_cpus, measure_free_memory
 from federated.data.dataset import explain_misfit
@@ -97,8 +98,10 @@ def measure_profile(
     timings: tuple[Timing, ...] = ()
     if run.calibration and not isinstance(trainer, GraphTrainer):
         _, timings = time_submodels(run.calibration, run.batch, data, site)
+    watts = _measure_watts(timings[-1].submodel, run.batch, data, site) if timings else 0.0
     profile = describe_device(agent, card, limits, trainer)
-    return replace(profile, timings=timings, survey=trainer.survey(run, data, profile.memory))
+    survey = trainer.survey(run, data, profile.memory)
+    return replace(profile, timings=timings, survey=survey, watts=watts)
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,25 @@ def time_submodels(
             "or train with a smaller batch (train.batch)"
         )
     return threads or 1, timings
+
+
+def _measure_watts(submodel: Submodel, batch: int, data: Any, site: TimingSite) -> float:
+    """Return the power of this machine while it trains a submodel that fits its memory, through the
+    cache; 0 if nothing here measures it.
+    """
+    if not read_counters() and read_watts() is None:
+        return 0.0
+    size = max(2, min(batch, len(data.x)))
+
+    def measure() -> float:
+        step = site.trainer.stepper(submodel, data.x[:size], data.y[:size], data.labels)
+        start = time.perf_counter()
+        with Meter() as meter:
+            time_calls(step)
+        return (meter.joules or 0.0) / (time.perf_counter() - start)
+
+    what = {"work": "power", "batch": size, "submodel": make_timing_key(submodel)}
+    return site.notebook.value(what, measure, keep=":" not in submodel.network.family)
 
 
 def make_timing_key(submodel: Submodel) -> dict[str, Any]:

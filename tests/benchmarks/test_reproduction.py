@@ -251,6 +251,23 @@ def test_costs_are_counted_in_all_and_until_the_target(tmp_path: Path) -> None:
     assert read_costs(path) == {"bytes": 8, "seconds": 3.0}
 
 
+def test_joules_are_counted_only_if_those_of_every_round_are_known(tmp_path: Path) -> None:
+    history = [
+        {"round": 1, "seconds": 2.0, "bytes_up": 1, "bytes_down": 2, "joules": 3.0},
+        {"round": 2, "seconds": 1.0, "bytes_up": 2, "bytes_down": 3, "joules": 4.5},
+    ]
+    effort = {"mean": 1.0, "mace": 4.0, "total": 9.0, "tmac": 4.0, "rounds_to_target": 1}
+    path = tmp_path / "seed0.json"
+    path.write_text(json.dumps({"rounds": history, "effort": effort}))
+    found = read_costs(path)
+    assert (found["joules"], found["target_joules"]) == (7.5, 3.0)
+    history[1]["joules"] = None
+    path.write_text(json.dumps({"rounds": history, "effort": effort}))
+    found = read_costs(path)
+    assert "joules" not in found
+    assert found["target_joules"] == 3.0
+
+
 def test_a_column_with_a_baseline_shows_how_far_each_seed_falls_below_it(table: Path) -> None:
     table.write_text(TABLE.replace('{name = "y",', '{name = "y", baseline = "x",'))
     made = find_experiment("table")
