@@ -33,7 +33,7 @@ def describe_interface(network: Network, dtype: str, classes: Sequence[str]) -> 
     dtype: of the raw examples.
     classes: their names, or nothing.
     """
-    tokens, inputs = network.objective in TOKENS, network.inputs
+    tokens, inputs = network.tokens, network.inputs
     axes = (
         ("place",)
         if tokens
@@ -41,16 +41,17 @@ def describe_interface(network: Network, dtype: str, classes: Sequence[str]) -> 
     )
     given: dict[str, Any] = {"axes": ["batch", *axes], "dtype": dtype}
     if tokens:
-        given["range"] = [0, network.outputs - 1]
+        given["range"] = [0, tokens - 1]
     elif dtype == "uint8":
         given["range"] = [0, 255]
     if network.objective == "masked":
         given["hidden_token"] = network.outputs
     if len(inputs) == 3 and inputs[0] in COLOUR:
         given["channel_order"] = COLOUR[inputs[0]]
-    kind = "value" if network.objective == "value" else "token" if tokens else "class"
+    each = network.objective in TOKENS  # an output for each place
+    kind = "value" if network.objective == "value" else "token" if each else "class"
     made: dict[str, Any] = {
-        "axes": ["batch", kind, *(axes if tokens else ())],
+        "axes": ["batch", kind, *(axes if each else ())],
         "meaning": MEANINGS[network.objective],
     }
     if network.objective == "class" and len(classes) == network.outputs:

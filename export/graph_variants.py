@@ -139,13 +139,13 @@ def write_check(folder: Path, tokens: int, entries: Sequence[Entry], examples: A
     """Write noise with the mean and standard deviation of the examples, and each graph's outputs
     for it on this machine.
 
-    tokens: size of the vocabulary, or 0
+    tokens: number of tokens of texts, or 0
     """
     rng = np.random.default_rng(0)
     shape = (TRIES, *examples.shape[1:])
     x: Array
     if tokens:
-        x = rng.integers(0, tokens + 1, shape)  # the id after the last is a hidden token
+        x = rng.integers(0, tokens, shape)
     else:
         x = rng.normal(examples.mean(), examples.std() + 1e-6, shape)
         x = x.clip(0, 255).round() if examples.dtype == np.uint8 else x

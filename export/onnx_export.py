@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from export.graph_metadata import describe_graph, describe_interface
-from export.onnx_session import INPUT, OUTPUTS, TOKENS, Array, Output
+from export.onnx_session import INPUT, OUTPUTS, Array, Output
 from export.pytorch_to_onnx import OPSET, convert, import_onnx
 from federated.errors import DataError, ExportError
 from federated.runtime import atomic_files
@@ -40,8 +40,9 @@ def export(
 
     example: raw data [n >= 2, *inputs], uint8 or float32, int64 for tokens. The graph's input has
         its dtype; its first axis is variable.
-    metadata: at least run, round and submodel; objective, outputs, preprocessing, versions and the
-        weights' digest are added, and `input` and `output` (see `export.graph_metadata`)
+    metadata: at least run, round and submodel; objective, outputs, the vocabulary of texts,
+        preprocessing, versions and the weights' digest are added, and `input` and `output` (see
+        `export.graph_metadata`)
     classes: their names in order, if known
 
     A network of values returns them in raw units, with the shift and scale of its record.
@@ -129,7 +130,7 @@ def _copy_for_evaluation(net: nn.Module, network: Network) -> nn.Module:
 
 
 def _check_example(network: Network, example: Array) -> None:
-    types = ("int64",) if network.objective in TOKENS else ("uint8", "float32")
+    types = ("int64",) if network.tokens else ("uint8", "float32")
     if (
         example.dtype.name not in types
         or tuple(example.shape[1:]) != network.inputs
@@ -143,14 +144,12 @@ def _check_example(network: Network, example: Array) -> None:
 
 
 def _make_properties(net: nn.Module, network: Network, onnx: Any) -> dict[str, str]:
-    units = {
-        name: getattr(network, name)
-        for name in ("mean", "std", "shift", "scale")
-        if network.objective not in TOKENS and getattr(network, name)
-    }
+    names = ("shift", "scale") if network.tokens else ("mean", "std", "shift", "scale")
+    units = {name: getattr(network, name) for name in names if getattr(network, name)}
     return {
         "objective": network.objective,
         "outputs": str(network.outputs),
+        **({"vocabulary": str(network.vocabulary)} if network.vocabulary else {}),
         "preprocessing": json.dumps({"inside": True, **units}),
         "versions": json.dumps(
             {

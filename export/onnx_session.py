@@ -4,7 +4,8 @@ torch.
 An exported graph has one input `input`: raw data [batch, *inputs] of uint8 or float32, or token ids
 [batch, T] of int64. It has one output of float32: for classes `logits` [batch, outputs], for tokens
 `logits` [batch, outputs, T], for values `values` [batch, outputs] in raw units. Its properties
-include METADATA; `objective` (models.submodel.Objective) says which kind it is.
+include METADATA; `objective` (models.submodel.Objective) says which kind it is, and `vocabulary`
+gives the number of tokens of texts with a class or with values.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class Session:
     dtype: type of raw examples
     objective: see `models.submodel.Objective`
     outputs: number of classes or values, or size of the vocabulary
+    tokens: number of tokens that an example may contain, with that of a hidden token; 0 if it holds
+        numbers
     metadata: run, round, submodel, ...
     providers: execution providers in use, the preferred first; may differ from those requested
     """
@@ -132,6 +135,7 @@ class Session:
         self.objective = self.metadata["objective"]
         self.inputs, self.dtype = self._read_input()
         self.outputs = self._read_output()
+        self.tokens = self._count_tokens()
 
     def predict(self, x: Array) -> Output:
         """Return the outputs for raw examples [n, *inputs]: [n, outputs], for tokens [n,
@@ -154,10 +158,11 @@ class Session:
                 f"{self.name}: expected {self.dtype} of shape [n, "
                 f"{', '.join(map(str, self.inputs))}], found {x.dtype} {list(x.shape)}"
             )
-        if self.objective in TOKENS and x.size and not 0 <= x.min() <= x.max() <= self.outputs:
+        if self.tokens and x.size and not 0 <= x.min() <= x.max() < self.tokens:
+            hidden = f", or {self.outputs} for a hidden one" if self.objective in TOKENS else ""
+            last = self.tokens - 1 - bool(hidden)
             raise DataError(
-                f"{self.name}: expected tokens 0 to {self.outputs - 1}, or "
-                f"{self.outputs} for a hidden one, found {x.min()} to {x.max()}"
+                f"{self.name}: expected tokens 0 to {last}{hidden}, found {x.min()} to {x.max()}"
             )
 
     def _read_input(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -195,6 +200,19 @@ class Session:
                 f"{['batch', 'outputs', *places]}, found {_describe(found)}"
             )
         return int(found[0].shape[1])
+
+    def _count_tokens(self) -> int:
+        if self.objective in TOKENS:
+            return self.outputs + 1
+        if self.dtype != np.int64:
+            return 0
+        written = self.metadata.get("vocabulary", "")
+        if not written.isdecimal() or int(written) < 2:
+            raise ExportError(
+                f"{self.name}: expected the size of the vocabulary in its properties, since it "
+                f"reads texts; found '{written[:20]}'"
+            )
+        return int(written)
 
 
 def load(
@@ -247,7 +265,7 @@ def _list_types(objective: str) -> dict[str, np.dtype[Any]]:
     return {
         name: dtype
         for name, dtype in TYPES.items()
-        if (name == "tensor(int64)") == (objective in TOKENS)
+        if name == "tensor(int64)" or objective not in TOKENS
     }
 
 

@@ -90,7 +90,6 @@ def _write_files(
         if on_entry is not None:
             on_entry(entries[-1], len(entries), len(contents.nets))
     entries.sort(key=lambda entry: (entry.parameters, entry.submodel))
-    tokens = network.outputs if network.objective in onnx_session.TOKENS else 0
     first = onnx_session.load(folder / entries[0].variants[0].file.name)
     bundle = Bundle(
         contents.run,
@@ -101,7 +100,7 @@ def _write_files(
         network.outputs,
         len(examples.x),
         tuple(entries),
-        graph_variants.write_check(folder, tokens, entries, contents.examples),
+        graph_variants.write_check(folder, first.tokens, entries, contents.examples),
         contents.classes,
         labelled=contents.truth is not None,
         calibrated=len(examples.calibration),
@@ -117,11 +116,14 @@ def _write_files(
 
 def _check_networks(folder: Path, contents: Contents) -> Network:
     """Return one of the networks after checking that all have the same inputs and outputs."""
-    found = {(s.network.inputs, s.network.objective, s.network.outputs) for s in contents.nets}
+    found = {
+        (s.network.inputs, s.network.objective, s.network.outputs, s.network.vocabulary)
+        for s in contents.nets
+    }
     if len(found) != 1:
         raise ExportError(
-            f"{folder}: expected submodels with the same inputs, objective and outputs, "
-            f"found {sorted(found)}"
+            f"{folder}: expected submodels with the same inputs, objective, outputs and "
+            f"vocabulary, found {sorted(found)}"
         )
     return next(iter(contents.nets)).network
 

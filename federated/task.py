@@ -254,12 +254,14 @@ class Card:
     outputs: number of classes, of regression values, or of tokens in the vocabulary (see `target`).
     examples: number of training examples.
     held_out: number of held-out examples.
-    mean: per channel, in raw units; [0] for tokens.
-    std: standard deviation per channel, in raw units; [1] for tokens.
+    mean: per channel, in raw units; [0] for texts.
+    std: standard deviation per channel, in raw units; [1] for texts.
     target: what an example is labelled with.
     shift: mean of each value over the training examples; empty for classes and tokens.
     scale: standard deviation of each value over the training examples; empty for classes and
         tokens.
+    vocabulary: number of tokens that an example may contain, if it is a text with a class or with
+        values; 0 for other examples.
     """
 
     name: Text
@@ -273,6 +275,7 @@ class Card:
     target: Target = "class"
     shift: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
+    vocabulary: Natural = 0
 
 
 @dataclass(frozen=True)

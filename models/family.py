@@ -102,6 +102,7 @@ class Family:
     help: its data and its presets, one line for the table in docs/networks.md
     draws: True if training may draw from PyTorch's global generator, as dropout does
     objective: objective of a preset for data of a target; ValueError if it cannot learn them
+    texts: whether it may read texts with a class or with values
     pieces: kept entries of the tensors of a submodel that are not leading corners, per axis
     address: section, block and rest of a tensor's name, None outside the sections; used for
         grafting
@@ -118,6 +119,7 @@ class Family:
     help: str
     draws: bool
     objective: Callable[[str, Target], Objective] = plain_objective
+    texts: bool = False
     pieces: Callable[[Submodel], Pieces] = no_pieces
     address: Callable[[str], Address | None] = parse_address
     torchvision: Torchvision | None = None

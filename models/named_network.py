@@ -36,7 +36,7 @@ def network(
 
     model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18",
         "module:attribute-18"), or "module:function" (see `models.user_networks.user_network`).
-    moments: of the data, which the network normalises.
+    moments: of the data, which the network normalises, and their vocabulary if they are texts.
     target: kind of label in the data.
     LookupError(model, known names): unknown model. ValueError: it cannot be built.
     """
@@ -45,7 +45,12 @@ def network(
         tuple(map(float, values))
         for values in (moments.mean, moments.std, moments.shift, moments.scale)
     )
-    made = Network(name, preset, tuple(inputs), outputs, mean, std, shift=shift, scale=scale)
+    made = Network(
+        *(name, preset, tuple(inputs), outputs, mean, std),
+        shift=shift,
+        scale=scale,
+        vocabulary=moments.vocabulary,
+    )
     known = family(made)
     check(made, known, target)
     try:
@@ -74,6 +79,11 @@ def check(made: Network, known: Family, target: Target) -> None:
         raise ValueError(
             f"{made.title}: cannot take {shape}; expected a shape of "
             f"{known.inputs or 'at least one'} axes, channels first, each of at least 1"
+        )
+    if made.vocabulary and not known.texts:
+        raise ValueError(
+            f"{made.title}: it reads numbers, but the data are texts; use a model for texts, such "
+            "as hf:distilbert-base-uncased, or a network of your own"
         )
     if made.outputs < (1 if target == "value" else 2):
         raise ValueError(

@@ -37,6 +37,7 @@ class DataMoments(Protocol):
     mean, std: of the examples, one value or one per channel
     shift, scale: mean and standard deviation of each target value; empty if the target is not
         values
+    vocabulary: see `Network`
     """
 
     @property
@@ -47,6 +48,8 @@ class DataMoments(Protocol):
     def shift(self) -> Sequence[float]: ...
     @property
     def scale(self) -> Sequence[float]: ...
+    @property
+    def vocabulary(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Moments:
     std: Sequence[float] = (1.0,)
     shift: Sequence[float] = ()
     scale: Sequence[float] = ()
+    vocabulary: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class Network:
     shift, scale: per value of a "value" network, in raw units: raw = value * scale + shift; empty
         if values are not standardised
     label: prefix of the names of its submodels, for runs with several networks
+    vocabulary: number of tokens that an example may contain, if it is a text with a class or with
+        values; 0 for other examples
     """
 
     family: str
@@ -86,6 +92,19 @@ class Network:
     shift: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
     label: str = ""
+    vocabulary: int = 0
+
+    @property
+    def target(self) -> Target:
+        """Kind of label in the data from which it learns."""
+        if self.objective == "next" or self.objective == "masked":
+            return "token"
+        return self.objective
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that an example may contain; 0 if it holds numbers."""
+        return self.outputs if self.target == "token" else self.vocabulary
 
     @property
     def title(self) -> str:

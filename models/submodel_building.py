@@ -90,7 +90,7 @@ def rehearsal_device(made: Network) -> str:
 
 def example(made: Network, batch: int, device: str = "cpu") -> Tensor:
     """Return a batch of empty raw examples: zeros, and token ids if the network reads texts."""
-    dtype = torch.float32 if made.objective in {"class", "value"} else torch.int64
+    dtype = torch.int64 if made.tokens else torch.float32
     return torch.zeros((batch, *made.inputs), dtype=dtype, device=device)
 
 

@@ -80,12 +80,17 @@ def read_inputs(path: Path, network: Network) -> Examples:
             if "x" in arrays.files and "y" not in arrays.files:
                 return arrays["x"], None, ()
     whole = data.load(str(path))
-    target = network.objective if network.objective in {"class", "value"} else "token"
-    if whole.target != target or whole.outputs > network.outputs:
+    if whole.vocabulary != network.vocabulary:
+        raise DataError(
+            f"{describe_name(str(path))}: expected texts of a vocabulary of {network.vocabulary} "
+            f"tokens (0: no texts), as in the network; found {whole.vocabulary}"
+        )
+    if whole.target != network.target or whole.outputs > network.outputs:
         words = {"class": "classes", "token": "tokens", "value": "values"}
         raise DataError(
-            f"{describe_name(str(path))}: expected at most {network.outputs} {words[target]} in y, "
-            f"as in the network; found {whole.outputs} {words[whole.target]}"
+            f"{describe_name(str(path))}: expected at most {network.outputs} "
+            f"{words[network.target]} in y, as in the network; found {whole.outputs} "
+            f"{words[whole.target]}"
         )
     return whole.x, whole.y, whole.classes
 

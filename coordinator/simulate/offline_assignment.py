@@ -33,7 +33,7 @@ from federated.safe_terminal_table import make_table, render_table
 from federated.safe_text import make_lines_safe
 from federated.task import Card, Profile
 from models.cost import cost
-from models.submodel import Network, Target
+from models.submodel import Network
 from models.submodel_building import initial
 
 __all__ = ["assign_offline", "render"]
@@ -107,8 +107,6 @@ def derive_card(sheet: Sheet, model: str) -> Card:
         return sheet.profile.data
     family = model if ":" in model else model.partition("-")[0]
     network = profile_file.select_profile(sheet, family).timings[0].submodel.network
-    objective = network.objective
-    target: Target = "token" if objective == "next" or objective == "masked" else objective
     return Card(
         "measured",
         network.inputs,
@@ -118,9 +116,10 @@ def derive_card(sheet: Sheet, model: str) -> Card:
         0,
         network.mean,
         network.std,
-        target,
+        network.target,
         network.shift,
         network.scale,
+        network.vocabulary,
     )
 
 

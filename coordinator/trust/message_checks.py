@@ -135,8 +135,10 @@ def check_card(card: Card) -> None:
             f"expected 'outputs' from {fewest} to {OUTPUTS} for target '{card.target}', "
             f"found {card.outputs}"
         )
+    if card.vocabulary > OUTPUTS:
+        raise Refused(f"expected 'vocabulary' up to {OUTPUTS}, found {card.vocabulary}")
     channels, values = (
-        1 if card.target == "token" else card.inputs[0],
+        1 if card.target == "token" or card.vocabulary else card.inputs[0],
         card.outputs if card.target == "value" else 0,
     )
     for name, moments, wanted in (

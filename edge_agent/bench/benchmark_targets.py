@@ -204,7 +204,11 @@ def draw_noise(network: Network, examples: int) -> tuple[Array, Array]:
     if network.objective in ("masked", "next"):
         ids = rng.integers(0, network.outputs, shape)
         return ids, np.roll(ids, -1, axis=1)
-    x = rng.standard_normal(shape, np.float32)
+    x: Array = (
+        rng.integers(0, network.tokens, shape)
+        if network.tokens
+        else rng.standard_normal(shape, np.float32)
+    )
     if network.objective == "value":
         return x, rng.standard_normal((examples, network.outputs), np.float32)
     return x, rng.integers(0, network.outputs, examples)
@@ -214,7 +218,7 @@ def _choose_int8(network: Network | None) -> str:
     """Return the int8 runtime for a network: dynamic ranges for texts, otherwise the signedness
     that is fast on x86 (unsigned) or ARM (signed).
     """
-    if network is not None and network.objective in ("masked", "next"):
+    if network is not None and network.tokens:
         return "onnx-int8-dynamic"
     return (
         "onnx-int8-s8s8" if platform.machine().lower() in ("aarch64", "arm64") else "onnx-int8-u8s8"

@@ -218,7 +218,7 @@ def _find_release(request: FinetuneRequest) -> tuple[Path, str]:
 
 
 def _check_data(release: Bundle, network: Network, data: Dataset) -> None:
-    target = "token" if network.objective in TOKENS else network.objective
+    target = network.target
     expected = (release.inputs, release.dtype, target)
     found = (tuple(data.x.shape[1:]), data.x.dtype.name, data.target)
     if found != expected:
@@ -228,6 +228,11 @@ def _check_data(release: Bundle, network: Network, data: Dataset) -> None:
         raise DataError(
             f"{data.name}: expected examples as in run '{release.run}' ({described[0]}), "
             f"found {described[1]}"
+        )
+    if data.vocabulary != network.vocabulary:
+        raise DataError(
+            f"{data.name}: expected texts of a vocabulary of {network.vocabulary} tokens as run "
+            f"'{release.run}' has, found one of {data.vocabulary}"
         )
     fits = data.outputs <= release.outputs if target == "class" else data.outputs == release.outputs
     if not fits:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from export import release_reader
 from export.latency import Latency, measure_latency
-from export.onnx_session import TOKENS, Array, Session, load
+from export.onnx_session import Array, Session, load
 from export.release_reader import Bundle, Entry, Variant
 from federated.errors import DataError, ExportError
 
@@ -195,8 +195,7 @@ def measure_session(session: Session, held: Held | None) -> tuple[Latency, float
     (None without any). Raises DataError.
     """
     rng = np.random.default_rng(0)
-    high = session.outputs if session.objective in TOKENS else 256
-    x = rng.integers(0, high, (1, *session.inputs)).astype(session.dtype)
+    x = rng.integers(0, session.tokens or 256, (1, *session.inputs)).astype(session.dtype)
     return _time_session(session, x, math.inf), None if held is None else _measure_accuracy(
         session, *held
     )

@@ -1,14 +1,14 @@
 """Read a user's own arrays, from an `.npz` file or a function, as a checked Dataset.
 
 An `.npz` file holds `x` [n, ...] and `y`, and optionally `x_test` and `y_test` (or `x_held` and
-`y_held`), `outputs` (a number), `target` ("class", "value" or "token") and `users` [n]. A function
-takes no argument, or the folder of named data sets, and returns (x, y), (x, y, x_held, y_held) or a
-Dataset.
+`y_held`), `outputs` (a number), `target` ("class", "value" or "token"), `users` [n], and, if x
+holds texts with classes or values, `vocabulary` (the number of tokens). A function takes no
+argument, or the folder of named data sets, and returns (x, y), (x, y, x_held, y_held) or a Dataset.
 
 Whole numbers in y are classes, fractions are values. Images are channel-first, [n, channels,
 height, width]; [n, height, width] becomes one channel. uint8 and float32 are kept, other numbers
-become float32, tokens int64. Without `outputs`, the number of classes is the largest label plus 1,
-so a device without the last class must set it.
+become float32, tokens of texts [n, T] int64. Without `outputs`, the number of classes is the
+largest label plus 1, so a device without the last class must set it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from models.given_objects import describe_name
 
 __all__ = ["UNREADABLE", "call", "dataset", "read_npz"]
 
+KEYS = ("x", "y", "outputs", "target", "users", "vocabulary")  # beside the held-out part
 # errors of numpy for a damaged file
 UNREADABLE = (
     OSError,
@@ -82,30 +83,36 @@ def call(spec: str, function: Callable[..., Any], root: Path) -> Dataset:
 def dataset(name: str, given: Mapping[str, Any]) -> Dataset:
     """Return given arrays as a Dataset.
 
-    given: x and y, and optionally x_held, y_held, outputs, target and users
+    given: x and y, and optionally x_held, y_held, outputs, target, users and vocabulary
     DataError: they are unusable
     """
     target, outputs, users = (given.get(key) for key in ("target", "outputs", "users"))
     if target is None:
         target = "value" if np.issubdtype(np.asarray(given["y"]).dtype, np.floating) else "class"
-    examples = _read_examples(name, "x", given["x"], str(target))
+    tokens = _read_number(name, "vocabulary", given.get("vocabulary", 0))
+    texts = target == "token" or tokens > 0
+    examples = _read_examples(name, "x", given["x"], texts=texts)
     truth = _read_labels(name, "y", given["y"], str(target))
     held, held_truth = examples[:0], truth[:0]
     if given.get("x_held") is not None:
-        held = _read_examples(name, "x_held", given["x_held"], str(target))
+        held = _read_examples(name, "x_held", given["x_held"], texts=texts)
         held_truth = _read_labels(name, "y_held", given["y_held"], str(target))
     if outputs is None and target == "value":
         outputs = truth.shape[1] if truth.ndim > 1 else 1
     elif outputs is None:
-        tokens = (examples, held) if target == "token" else ()
-        outputs = max(2, *(int(part.max(initial=0)) + 1 for part in (truth, held_truth, *tokens)))
-    elif np.ndim(outputs) or not np.issubdtype(np.asarray(outputs).dtype, np.integer):
-        raise DataError(
-            f"data '{name}': expected outputs as one whole number, found "
-            f"{np.asarray(outputs).dtype} {list(np.shape(outputs))}"
-        )
-    people = None if users is None else _to_int64(name, "users", users)
-    return Dataset(name, examples, truth, held, held_truth, int(outputs), str(target), people)  # type: ignore[arg-type]
+        more = (examples, held) if target == "token" else ()
+        outputs = max(2, *(int(part.max(initial=0)) + 1 for part in (truth, held_truth, *more)))
+    return Dataset(
+        name,
+        examples,
+        truth,
+        held,
+        held_truth,
+        _read_number(name, "outputs", outputs),
+        str(target),  # type: ignore[arg-type]
+        None if users is None else _to_int64(name, "users", users),
+        vocabulary=tokens,
+    )
 
 
 def _read_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
@@ -114,7 +121,7 @@ def _read_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
         raise DataError(
             f"data '{name}': expected arrays x and y, found {', '.join(sorted(arrays)) or 'none'}"
         )
-    given = {key: arrays[key] for key in ("x", "y", "outputs", "target", "users") if key in arrays}
+    given = {key: arrays[key] for key in KEYS if key in arrays}
     for x_held, y_held in (("x_held", "y_held"), ("x_test", "y_test")):
         if (x_held in arrays) != (y_held in arrays):
             raise DataError(
@@ -126,8 +133,17 @@ def _read_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
     return dataset(name, given)
 
 
-def _read_examples(name: str, key: str, value: Any, target: str) -> Array:
-    if target == "token":
+def _read_number(name: str, key: str, value: Any) -> int:
+    if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.integer):
+        raise DataError(
+            f"data '{name}': expected {key} as one whole number, found "
+            f"{np.asarray(value).dtype} {list(np.shape(value))}"
+        )
+    return int(value)
+
+
+def _read_examples(name: str, key: str, value: Any, *, texts: bool) -> Array:
+    if texts:
         return _to_int64(name, key, value)
     array = np.atleast_1d(value)
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_) or np.iscomplexobj(

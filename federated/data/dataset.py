@@ -35,14 +35,8 @@ Indices = npt.NDArray[np.intp]
 
 BLOCK = 4096  # examples per block: a float64 copy of all data would not fit a small device
 TINY = 1e-30  # least standard deviation; float32 could round smaller ones to 0
-OUTPUTS = {"class": "classes", "token": "tokens", "value": "values"}
+OUTPUTS: dict[Target, str] = {"class": "classes", "value": "values", "token": "tokens"}
 CHANNELS = 1, 3, 4  # of grey and colour images
-# dtypes of x by target
-KINDS: dict[Target, tuple[str, ...]] = {
-    "class": ("uint8", "float32"),
-    "value": ("uint8", "float32"),
-    "token": ("int64",),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +44,8 @@ class Dataset:
     """Raw examples; only networks normalise them.
 
     name: name in messages
-    x: training examples, uint8 or float32 [n, *inputs], images channel-first; tokens int64 [n, T]
+    x: training examples, uint8 or float32 [n, *inputs], images channel-first; texts int64 [n, T] of
+        token ids, shorter ones padded with the padding token of their tokenizer
     y: classes, int64 [n]; values, float32 [n, outputs] ([n] becomes [n, 1]); or the next token
         after each, int64 [n, T]
     x_held, y_held: held-out examples of the same kind; may be of length 0
@@ -61,6 +56,8 @@ class Dataset:
     sessions: int64 [n], recording of each training example, ascending in time, if examples of one
         recording overlap; else None
     classes: names of the classes in order; empty if unknown
+    vocabulary: number of tokens that x may contain, if it holds texts with a class or with values;
+        else 0
 
     DataError: something is missing, empty, of different lengths or shapes, out of range, or not
         finite.
@@ -76,11 +73,17 @@ class Dataset:
     users: Labels | None = None
     sessions: Labels | None = None
     classes: tuple[str, ...] = ()
+    vocabulary: int = 0
 
     def __post_init__(self) -> None:
-        if self.target not in KINDS:
+        if self.target not in OUTPUTS:
             raise DataError(
-                f"{self.name}: expected a target among {', '.join(KINDS)}, found '{self.target}'"
+                f"{self.name}: expected a target among {', '.join(OUTPUTS)}, found '{self.target}'"
+            )
+        if self.vocabulary and (self.vocabulary < 2 or self.target == "token"):
+            raise DataError(
+                f"{self.name}: expected a vocabulary of at least 2 tokens, and only for texts with "
+                f"a class or with values, found {self.vocabulary} with a {self.target}"
             )
         if self.classes and len(self.classes) != self.outputs:
             raise DataError(
@@ -112,6 +115,11 @@ class Dataset:
                     f"example in x, found {values.dtype} {list(values.shape)}"
                 )
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that x may contain; 0 if it holds numbers."""
+        return self.outputs if self.target == "token" else self.vocabulary
+
     @cached_property
     def labels(self) -> tuple[int, ...]:
         """Classes or tokens of the training part, ascending; empty for values."""
@@ -124,7 +132,7 @@ class Dataset:
         """Return sizes and per-channel moments (population standard deviation) of the training
         part, in raw units. It contains no example.
         """
-        mean, std = ((0.0,), (1.0,)) if self.target == "token" else _measure_moments(self.x)
+        mean, std = ((0.0,), (1.0,)) if self.tokens else _measure_moments(self.x)
         shift, scale = _measure_moments(self.y) if self.target == "value" else ((), ())
         inputs = tuple(self.x.shape[1:])
         return Card(
@@ -139,6 +147,7 @@ class Dataset:
             self.target,
             shift=shift,
             scale=scale,
+            vocabulary=self.vocabulary,
         )
 
 
@@ -160,7 +169,7 @@ PUBLISHED = "the published test set"
 
 
 def _check(dataset: Dataset, xs: str, x: Array, ys: str, y: Labels | Values) -> None:
-    name, kinds = dataset.name, KINDS[dataset.target]
+    name, kinds = dataset.name, ("int64",) if dataset.tokens else ("uint8", "float32")
     if x.dtype.name not in kinds:
         raise DataError(f"{name}: expected {xs} of {' or '.join(kinds)}, found {x.dtype}")
     if x.ndim < 2 or 0 in x.shape[1:]:
@@ -174,14 +183,16 @@ def _check(dataset: Dataset, xs: str, x: Array, ys: str, y: Labels | Values) -> 
             "which has the channels last; store x.transpose(0, 3, 1, 2), or x.transpose(0, 1, 3, "
             f"2) if there are {x.shape[1]} channels"
         )
+    if dataset.vocabulary and x.ndim != 2:
+        raise DataError(f"{name}: expected {xs} of texts as int64 [n, T], found {list(x.shape)}")
     _check_shape(dataset, ys, y, x)
     if len(x) != len(y):
         raise DataError(
             f"{name}: expected as many labels in {ys} as examples in {xs}, found "
             f"{len(y)} and {len(x)}"
         )
-    if dataset.target == "token":
-        _check_range(name, xs, x, dataset.outputs)
+    if dataset.tokens:
+        _check_range(name, xs, x, dataset.tokens)
     if dataset.target != "value":
         _check_range(name, ys, y, dataset.outputs)
     for key, array in ((xs, x), (ys, y)):
@@ -252,17 +263,26 @@ def _limit_deviation(mean: float, std: float) -> float:
 
 def explain_misfit(card: Card, network: Network) -> str:
     """Return why data do not fit a network; empty if they fit."""
-    wanted = "token" if network.objective in {"next", "masked"} else network.objective
-    if card.target != wanted:
-        return f"this run needs data with a {wanted}, but {card.name} has a {card.target}"
+    target = network.target
+    if card.target != target:
+        return f"this run needs data with a {target}, but {card.name} has a {card.target}"
+    if card.vocabulary != network.vocabulary:
+        wanted, found = (
+            f"texts of a vocabulary of {tokens} tokens" if tokens else "numbers"
+            for tokens in (network.vocabulary, card.vocabulary)
+        )
+        return (
+            f"this run needs examples that are {wanted}, but those of {card.name} are {found}: "
+            "join with such data (--data)"
+        )
     if card.inputs != network.inputs:
         return (
             f"this run needs examples of shape {network.inputs}, but {card.name} has "
             f"{card.inputs}: join with data of that shape (--data)"
         )
-    if card.outputs > network.outputs or (wanted == "value" and card.outputs != network.outputs):
+    if card.outputs > network.outputs or (target == "value" and card.outputs != network.outputs):
         return (
-            f"this run has {network.outputs} {OUTPUTS[wanted]}, but {card.name} has "
+            f"this run has {network.outputs} {OUTPUTS[target]}, but {card.name} has "
             f"{card.outputs}: join with data that fit (--data)"
         )
     return ""

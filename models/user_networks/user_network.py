@@ -2,8 +2,9 @@
 (`models.user_networks.library_networks`), and make smaller submodels of it.
 
 The function returns an `nn.Module` that maps standardised floats [N, *inputs], (x - mean) / std of
-the raw data, to [N, outputs]: logits, or standardised values. It takes no argument, or the
-`Submodel`, which has `submodel.network.inputs` and `outputs`. There are two ways to scale:
+the raw data, or token ids of texts [N, T], to [N, outputs]: logits, or standardised values. It
+takes no argument, or the `Submodel`, which has `submodel.network.inputs` and `outputs`. There are
+two ways to scale:
 
 **It returns the whole network**, which the project then cuts.
 
@@ -99,6 +100,7 @@ def own(network: Network) -> Family:
         inputs=0,
         typical=TYPICAL,
         labelled=labelled_tensors,
+        texts=True,
         features=frozenset({"scaler"}),
         help="a network of the user's own or of another library",
         draws=True,
@@ -195,7 +197,8 @@ def analyse(network: Network) -> Structure:
 
     Width is disabled if the network cut to half its width fails.
     """
-    example = torch.zeros((2, *network.inputs), device="meta")
+    dtype = torch.int64 if network.tokens else torch.float32
+    example = torch.zeros((2, *network.inputs), dtype=dtype, device="meta")
     structure = find_structure(build_on_meta(network), example)
     if failure(network, structure, 1.0, example):
         structure = replace(structure, sections=())
@@ -250,12 +253,12 @@ def build(submodel: Submodel) -> nn.Module:
 
 
 def add_standardise(net: nn.Module, network: Network) -> nn.Module:
-    """Put a Standardise layer before a network."""
-    return nn.Sequential(
-        OrderedDict(
-            standardise=Standardise(network.mean, network.std, len(network.inputs)), net=net
-        )
-    )
+    """Put a Standardise layer before a network, unless it reads texts."""
+    layers = OrderedDict[str, nn.Module](net=net)
+    if not network.tokens:
+        layers["standardise"] = Standardise(network.mean, network.std, len(network.inputs))
+        layers.move_to_end("standardise", last=False)
+    return nn.Sequential(layers)
 
 
 def find_pieces(submodel: Submodel) -> Pieces:

@@ -271,5 +271,5 @@ def test_submodels_with_different_outputs_are_refused(tmp_path: Path) -> None:
         submodel_building.full(network): submodel_building.build(submodel_building.full(network))
         for network in (NETWORK, other)
     }
-    with pytest.raises(ExportError, match="the same inputs, objective and outputs, found"):
+    with pytest.raises(ExportError, match="the same inputs, objective, outputs and vocabulary"):
         release_writer.write(tmp_path, Contents("spring", 7, nets, X))
