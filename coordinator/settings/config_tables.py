@@ -46,7 +46,8 @@ class Model(Record, frozen=True):
         str,
         Meta(
             description="A model family such as preresnet-18, one of an installed package, "
-            "torchvision:NAME, timm:NAME or hf:NAME, or module:function for your own."
+            "torchvision:NAME, timm:NAME, hf:NAME or hf-adapters:NAME, or module:function for your "
+            "own."
         ),
     ] = MODEL
     init: Annotated[

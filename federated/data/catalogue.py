@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from federated.data.dataset import BuiltIn
 from federated.data.digits import DIGITS
 from federated.data.published_images import CIFAR10, CIFAR100, CINIC10, FASHION_MNIST, MNIST, SVHN
-from federated.data.published_sequences import HAR, WIKITEXT_2
+from federated.data.published_sequences import HAR, MNLI, WIKITEXT_2
 from models.extension_lookup import ExtensionPoint
 
 __all__ = ["DATASETS", "POINT"]
@@ -22,6 +22,7 @@ DATASETS: Mapping[str, BuiltIn] = {
     "fashion-mnist": FASHION_MNIST,
     "har": HAR,
     "mnist": MNIST,
+    "mnli": MNLI,
     "svhn": SVHN,
     "wikitext-2": WIKITEXT_2,
 }

@@ -1,20 +1,22 @@
 """Load published sequences: WikiText-2 as windows of word tokens, each with the next token as its
-label, and windows of motion sensors of people with phones and watches, a naturally federated data
-set.
+label; MultiNLI as pairs of sentences with a class; and windows of motion sensors of people with
+phones and watches, a naturally federated data set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from federated.data.custom_arrays import UNREADABLE
 from federated.data.dataset import PUBLISHED, BuiltIn, Dataset, Labels
-from federated.errors import DataError
+from federated.errors import DataError, require_extra
 
-__all__ = ["HAR", "WIKITEXT_2", "har", "wikitext_2"]
+__all__ = ["HAR", "MNLI", "WIKITEXT_2", "har", "mnli", "wikitext_2"]
 
 END = "<eos>"  # after each line, including empty ones
 LENGTH = 64  # tokens of a window (HeteroFL, arXiv:2010.01264, section 4: bptt 64)
@@ -73,6 +75,107 @@ def _cut_windows(tokens: Labels) -> tuple[Labels, Labels]:
     """Return windows [n, 64], and the same shifted by one token; drop the remainder."""
     n = max(0, len(tokens) - 1) // LENGTH
     return tokens[: n * LENGTH].reshape(n, LENGTH), tokens[1 : n * LENGTH + 1].reshape(n, LENGTH)
+
+
+RELATIONS = ("entailment", "neutral", "contradiction")
+LONGEST = 128  # tokens of a pair; of RecipFL's authors, 100 of each sentence
+AT_ONCE = 10_000  # pairs in memory as texts
+PADDING = ("[PAD]", "<pad>")
+
+
+class Pair(msgspec.Struct):
+    """A line of the published file."""
+
+    gold_label: str
+    sentence1: str
+    sentence2: str
+
+
+def mnli(root: Path) -> Dataset:
+    """Return 392,702 and 9,815 pairs of sentences as token ids, int64 [n, 128], with the relation
+    of the second to the first as class.
+
+    Williams et al. 2018, arXiv:1704.05426: MultiNLI 1.0, whose licences (OANC and others) its paper
+    lists. The held-out part is that of the same genres (dev matched). Pairs on whose relation the
+    annotators disagreed are left out. The ids are those of the tokenizer of the network that will
+    learn from them. DataError: a file is missing or unusable. MissingExtra.
+    """
+    folder = root / "mnli"
+    with require_extra("data mnli", "networks"):
+        from tokenizers import Tokenizer
+    if not (folder / "tokenizer.json").is_file():
+        raise DataError(
+            f"mnli: expected tokenizer.json in {folder}; copy that of the network there, such as "
+            "the one of bert-base-uncased on the Hugging Face Hub"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises a plain Exception
+        raise DataError(f"mnli: cannot read {folder / 'tokenizer.json'}: {error}") from error
+    padding = next((name for name in PADDING if tokenizer.token_to_id(name) is not None), None)
+    if padding is None:
+        raise DataError(
+            f"mnli: expected a token {' or '.join(PADDING)} in {folder / 'tokenizer.json'}"
+        )
+    tokenizer.enable_truncation(LONGEST)
+    tokenizer.enable_padding(
+        length=LONGEST, pad_token=padding, pad_id=tokenizer.token_to_id(padding)
+    )
+    train, held = (
+        _encode_pairs(folder / f"multinli_1.0_{part}.jsonl", tokenizer)
+        for part in ("train", "dev_matched")
+    )
+    vocabulary = tokenizer.get_vocab_size()
+    return Dataset("mnli", *train, *held, len(RELATIONS), classes=RELATIONS, vocabulary=vocabulary)
+
+
+MNLI = BuiltIn(
+    mnli,
+    "pairs of sentences as 128 tokens, in three classes; files in `--data-root`: "
+    "`mnli/multinli_1.0_{train,dev_matched}.jsonl`, and the network's `mnli/tokenizer.json`; needs "
+    "the extra `networks`",
+    f"{PUBLISHED} of matched genres",
+)
+
+
+def _encode_pairs(path: Path, tokenizer: Any) -> tuple[Labels, Labels]:
+    """Return the token ids [n, 128] and the classes [n] of the pairs of a file."""
+    blocks, classes, pairs = list[Labels](), list[int](), list[tuple[str, str]]()
+    for pair in _read_pairs(path):
+        classes.append(RELATIONS.index(pair.gold_label))
+        pairs.append((pair.sentence1, pair.sentence2))
+        if len(pairs) == AT_ONCE:
+            blocks.append(_tokenize(pairs, tokenizer))
+            pairs = []
+    return np.concatenate([*blocks, _tokenize(pairs, tokenizer)]), np.array(classes, np.int64)
+
+
+def _tokenize(pairs: list[tuple[str, str]], tokenizer: Any) -> Labels:
+    ids = [one.ids for one in tokenizer.encode_batch(pairs)]
+    return np.array(ids, np.int64).reshape(len(pairs), LONGEST)
+
+
+def _read_pairs(path: Path) -> Iterator[Pair]:
+    """Yield the pairs of a file that have a relation."""
+    decoder, number = msgspec.json.Decoder(Pair), 0
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                number += 1
+                pair = decoder.decode(line)
+                if pair.gold_label not in (*RELATIONS, "-"):
+                    raise ValueError(f"the unknown label '{pair.gold_label}'")
+                if pair.gold_label != "-":
+                    yield pair
+    except FileNotFoundError:
+        raise DataError(
+            f"mnli: {path} does not exist; copy the files of multinli_1.0.zip there, or choose "
+            "another folder with --data-root or data.root"
+        ) from None
+    except ValueError as error:  # also that of msgspec
+        raise DataError(
+            f"mnli: expected a pair of sentences as JSON in {path}, line {number}: {error}"
+        ) from error
 
 
 KEYS = ("x", "y", "subject", "execution", "classes")

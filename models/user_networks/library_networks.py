@@ -1,7 +1,9 @@
-"""Build networks of other libraries, named as `torchvision:NAME`, `timm:NAME` or `hf:NAME`.
+"""Build networks of other libraries, named as `torchvision:NAME`, `timm:NAME`, `hf:NAME` or
+`hf-adapters:NAME`.
 
 The network gets as many outputs as the data have classes, and, where the library allows it, the
-data's channels and image size. Weights are random; `models.pretrained` loads trained ones.
+data's channels and image size. Weights are random, and `models.pretrained` loads trained ones; only
+a network with adapters starts from trained ones (`models.user_networks.text_classifiers`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from models.optional_torchvision import import_torchvision
 from models.submodel import Network, Submodel
+from models.user_networks.text_classifiers import build_text_adapters, build_text_classifier
 
 __all__ = ["LIBRARIES", "UnsupportedNetwork", "find_builder", "load_trained"]
 
@@ -81,10 +84,14 @@ class Logits(nn.Module):
 
 
 def build_transformers(name: str, network: Network, trained: bool) -> nn.Module:
-    """Return an image classifier of `transformers`, by its name on the Hugging Face Hub or its
-    local folder. Nothing but its configuration and weights is loaded, no code.
+    """Return a classifier of images or texts of `transformers`, by its name on the Hugging Face Hub
+    or its local folder. Nothing but its configuration, its tokens and its weights is loaded, no
+    code.
     """
     library = import_library("transformers")
+    if network.tokens:
+        outputs = 0 if trained else network.outputs
+        return build_text_classifier(library, name, network, outputs, trained=trained)
     classifier = library.AutoModelForImageClassification
     if trained:
         return Logits(classifier.from_pretrained(name))
@@ -96,10 +103,22 @@ def build_transformers(name: str, network: Network, trained: bool) -> nn.Module:
     return Logits(classifier.from_config(config))
 
 
+def build_adapters(name: str, network: Network, trained: bool) -> nn.Module:
+    """Return a classifier of texts of `transformers` whose trained layers stay as they are, and
+    only small adapters between them learn.
+    """
+    if trained:
+        raise UnsupportedNetwork(
+            "a network with adapters has trained weights: leave out model.init"
+        )
+    return build_text_adapters(import_library("transformers"), name, network)
+
+
 LIBRARIES: Mapping[str, Builder] = {
     "torchvision": build_torchvision,
     "timm": build_timm,
     "hf": build_transformers,
+    "hf-adapters": build_adapters,
 }
 
 
@@ -113,7 +132,7 @@ def find_builder(model: str) -> Callable[[Submodel], nn.Module] | None:
     def build_named(submodel: Submodel) -> nn.Module:
         try:
             return build(submodel.network, False)
-        except (UnsupportedNetwork, OSError) as error:  # OSError: it cannot be downloaded
+        except (OSError, ValueError) as error:  # OSError: it cannot be downloaded
             why = str(error).strip().splitlines()[0]
             raise UnsupportedNetwork(f"model '{model}': {why}") from error
 

@@ -33,6 +33,7 @@ from coordinator.settings.config import load
 from coordinator.simulate.malicious_devices import name_malicious
 from federated.errors import ConfigError, Unknown
 from federated.methods.catalogue import METHODS
+from tests.support.text_networks import write_bert, write_distilbert, write_pairs
 
 TABLE = """
 paper = "A & B"
@@ -404,6 +405,18 @@ def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert run(*given, "--only", "nobody").exit_code == 2
 
 
+def prepare_texts(root: Path) -> list[str]:
+    """Write pairs of sentences, and networks in the place of BERT and DistilBERT; return the
+    settings that name them.
+    """
+    write_pairs(root, copies=20)
+    write_bert(root / "bert")
+    write_distilbert(root / "distilbert")
+    small = json.dumps([f"hf-adapters:{root / 'distilbert'}"])
+    model = f"model.name=hf-adapters:{root / 'bert'}"
+    return ["--set", model, "--set", f"method.models={small}"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(list_experiments()) - {"methods"}))
 def test_the_last_row_of_every_table_runs(name: str, tmp_path: Path) -> None:
@@ -416,7 +429,10 @@ def test_the_last_row_of_every_table_runs(name: str, tmp_path: Path) -> None:
         (text / f"{part}.txt").write_text("to be or not to be that is the question " * 400)
     made = find_experiment(name)
     row = made.list_cells(made.find_scale("check"))[-1].row.name
-    log = ("--log", tmp_path / "log.jsonl", "--set", f"data.root={tmp_path}")
+    log = ["--log", tmp_path / "log.jsonl", "--set", f"data.root={tmp_path}"]
+    if name == "recipfl-mnli":
+        pytest.importorskip("transformers")
+        log += prepare_texts(tmp_path)
     done = run(name, "--scale", "check", "--only", row, *log)
     assert done.exit_code == 0, done.output
     found = read_log(tmp_path / "log.jsonl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from federated.method import Setting
 from federated.methods.common.exit_submodels import sort_menu
 from models import named_network
 from models.cost import cost
-from models.submodel import Network, Submodel, Target
+from models.submodel import Network, Submodel
 from models.submodel_building import full, parameters
 
 __all__ = ["MODELS", "propose_networks"]
@@ -20,6 +21,19 @@ MODELS = Setting(
     "networks of weaker devices; empty: smaller versions of the run's network",
     each=str,
 )
+
+
+LONGEST = 40  # characters of a label, which is a part of the name of a submodel
+
+
+def make_label(model: str) -> str:
+    """Return a name for the network of a model's name, such as a folder, which may be a part of
+    topics and files.
+    """
+    label = re.sub(r"[^A-Za-z0-9_.-]", "_", model)
+    if len(label) <= LONGEST:
+        return label
+    return f"{label[8 - LONGEST :]}{hashlib.sha256(model.encode()).hexdigest()[:8]}"
 
 
 def propose_networks(network: Network, models: Sequence[str]) -> tuple[Submodel, ...]:
@@ -33,11 +47,12 @@ def propose_networks(network: Network, models: Sequence[str]) -> tuple[Submodel,
     LookupError, ValueError: see `models.named_network.network`.
     ValueError: a network is larger than the run's own.
     """
-    target: Target = "token" if network.objective in {"next", "masked"} else network.objective  # type: ignore[assignment]
     whole, made = full(network), list[Submodel]()
     for model in dict.fromkeys(models):
-        other = named_network.network(model, network.inputs, network.outputs, network, target)
-        made.append(full(replace(other, label=re.sub(r"[^A-Za-z0-9_.-]", "_", model))))
+        other = named_network.network(
+            model, network.inputs, network.outputs, network, network.target
+        )
+        made.append(full(replace(other, label=make_label(model))))
         if parameters(made[-1]) > parameters(whole) and cost(made[-1]).macs > cost(whole).macs:
             raise ValueError(
                 f"model '{model}' has more parameters and multiply-adds than the run's own model, "

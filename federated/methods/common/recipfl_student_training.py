@@ -29,6 +29,7 @@ from federated.training.training_loop import batches, open_session, train_sessio
 from models.layers.batch_norm import calibrate, norms
 from models.submodel import Submodel
 from models.submodel_building import build, find_labelled, shapes, statistics
+from models.user_networks.library_networks import find_builder
 
 __all__ = ["HOOKS", "PREFIX", "histogram", "passes", "student_loss", "teach", "with_student"]
 
@@ -127,6 +128,7 @@ def teach(session: Session) -> None:
     if (
         ":" in submodel.network.family
         and submodel.network.family != session.submodel.network.family
+        and find_builder(submodel.network.family) is None  # a library's name runs no given code
     ):
         raise Refused(
             f"small network '{submodel.network.family}': a custom network must be of the agreed "

@@ -178,6 +178,9 @@ def trace(net: nn.Module, submodel: Submodel, x: Tensor) -> Flow:
     """Follow autograd's records from the inputs to every exit."""
     if x.is_floating_point():
         x.requires_grad_()
+    for module in net.modules():
+        if isinstance(module, nn.Embedding) and not list(module.parameters()):  # frozen
+            module.register_forward_hook(lambda module, args, out: out.requires_grad_())
     outs = run_exits(net, submodel, x)
     names = {id(p): name for name, p in net.named_parameters()}
     # per record: the nodes that reach it, and the tensors that no node owns yet
