@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from benchmarks.output_path_checks import make_folder
-from benchmarks.web_page.large_fleet_measurement import PageLoad, measure
+from benchmarks.web_page.large_fleet_measurement import PageLoad, compare_quarters, measure
 from benchmarks.web_page.pictures import README, list_views, take_pictures
 from federated.runtime.console import FORMAT, print_result, report_errors, speaker
 
@@ -27,11 +27,11 @@ SLOWEST = 1.05  # goal for the seconds of a round, with over without the page
 
 def format_conclusion(made: PageLoad) -> list[str]:
     """Return the conclusion for the terminal."""
-    first, last = (made.heaps[0] / 1e6, made.heaps[-1] / 1e6) if made.heaps else (0.0, 0.0)
+    spans = (f"{a / 1e6:.2f} to {b / 1e6:.2f} MB" for a, b in map(compare_quarters, made.heaps))
     return [
         f"{made.agents} agents, {made.events:.0f} events/s, page open for {made.watched:.0f} s",
         f"long tasks: {made.long_tasks}, 99th percentile {made.p99:.0f} ms (goal {LONGEST:.0f})",
-        f"memory of the page: {first:.1f} MB at first, {last:.1f} MB at last: "
+        f"memory of the page, from the first quarter of the time to the last: {', '.join(spans)}: "
         f"{'flat' if made.flat else 'NOT flat'}",
         f"a round took {made.with_page:.2f} s with the page, {made.without_page:.2f} s without: "
         f"{made.ratio:.3f} times (goal {SLOWEST}); processor time {made.processor:.3f} times",
@@ -49,11 +49,12 @@ def format_conclusion(made: PageLoad) -> list[str]:
 )
 @click.option(
     "--rounds",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=4),
     default=4,
     show_default=True,
     metavar="N",
-    help="number of consecutive rounds with an open page, and as many without",
+    help="number of consecutive rounds with an open page, and as many without: at least 4, to see "
+    "whether memory grows",
 )
 @click.option(
     "--times",

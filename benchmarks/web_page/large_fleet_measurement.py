@@ -12,7 +12,7 @@ import re
 import statistics
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,13 +31,16 @@ from coordinator.web.defaults import TOKEN
 from federated.errors import FleetError
 from federated.runtime.console import Say
 
-__all__ = ["PageLoad", "is_heap_flat", "measure", "percentile"]
+__all__ = ["PageLoad", "compare_quarters", "is_heap_flat", "measure", "percentile"]
 
 RUN = "page"
 SPARE = 64  # descriptors in addition to the agents' sockets
 SILENCE = 300.0  # seconds without a round until the benchmark fails
 HEAP_EVERY = 5.0  # seconds between samples of the page's memory
-GROWTH = 1.1  # of the page's memory, from the first sample to the last, that counts as flat
+GROWTH = 1.05  # of the page's memory, from the first quarter to the last, that counts as flat
+# rounds until the page's memory counts. In two rounds, V8 compiles the code that shows every stage
+# of a task, and enlarges its cache of numbers as text: 0.3 MB, once.
+WARM_UP = 2
 DELAY = 30.0  # seconds that an agent trains; with it, a thousand agents send about 200 messages/s
 SETTINGS = {
     "method.name": "fedavg",
@@ -71,8 +74,9 @@ class PageLoad:
     watched: seconds for which the page was open
     long_tasks: number of tasks of the page over 50 ms
     p99: of their durations in milliseconds; 0 without any
-    heaps: bytes of the page's memory, in the order of the samples
-    flat: see `is_heap_flat`
+    heaps: for each time that the page was opened, bytes of its memory after WARM_UP rounds, in the
+        order of the samples
+    flat: whether each of these is: see `is_heap_flat`
     with_page, without_page: median seconds of a round
     ratio: of the two
     processor: the same ratio for the coordinator's seconds of processor time in a round
@@ -83,7 +87,7 @@ class PageLoad:
     watched: float
     long_tasks: int
     p99: float
-    heaps: tuple[int, ...]
+    heaps: tuple[tuple[int, ...], ...]
     flat: bool
     with_page: float
     without_page: float
@@ -93,22 +97,29 @@ class PageLoad:
 
 @dataclass(frozen=True)
 class Watched:
-    """Measurements in the browser: as in `PageLoad`."""
+    """Measurements in the browser.
+
+    seconds: for which the page was open
+    tasks: milliseconds of each task over 50 ms
+    heaps: monotonic time and bytes of each sample of the page's memory
+    """
 
     seconds: float
     tasks: tuple[float, ...]
-    heaps: tuple[int, ...]
+    heaps: tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True)
 class Block:
     """Measurements of successive rounds.
 
+    began: monotonic time at which the first one began
     seconds: of each round
     processor: the coordinator's seconds of processor time
     events: messages of agents in a second
     """
 
+    began: float
     seconds: tuple[float, ...]
     processor: float
     events: float
@@ -120,12 +131,19 @@ def percentile(values: Iterable[float], share: float) -> float:
     return found[math.ceil(share * len(found)) - 1] if found else 0.0
 
 
-def is_heap_flat(heaps: Iterable[int]) -> bool:
-    """Return True if the memory at the end is hardly more than at the start. Two samples each, as
-    one may fall into a moment of much memory.
+def is_heap_flat(heaps: Sequence[int]) -> bool:
+    """Return True if the memory hardly grows from the first quarter of the samples to the last. Of
+    each quarter, the least counts: a task at its end has more stages to show than at its beginning,
+    so that the page needs most memory at the end of a round. False without samples.
     """
-    found = list(heaps)
-    return len(found) < 4 or min(found[-2:]) <= GROWTH * min(found[:2])
+    first, last = compare_quarters(heaps)
+    return 0 < last <= GROWTH * first
+
+
+def compare_quarters(heaps: Sequence[int]) -> tuple[int, int]:
+    """Return the least bytes of the first and of the last quarter; 0 without any."""
+    quarter = max(1, len(heaps) // 4)
+    return min(heaps[:quarter], default=0), min(heaps[-quarter:], default=0)
 
 
 class CountedFleet:
@@ -152,14 +170,16 @@ class CountedFleet:
         self.sent += 1
         return [(topic, payload)]
 
-    def run_rounds(self, count: int) -> Block:
-        """Run the agents until this many whole rounds are done. Raises FleetError."""
-        first = self._run_until(len(read_durations(self.folder, RUN)) + 1)
+    def run_rounds(self, count: int, skipped: int = 1) -> Block:
+        """Run the agents until this many whole rounds are done. skipped: rounds before them, of
+        which the first is in progress. Raises FleetError.
+        """
+        first = self._run_until(len(read_durations(self.folder, RUN)) + skipped)
         start, sent, used = time.monotonic(), self.sent, self._measure()
         last = self._run_until(first + count)
         seconds = read_durations(self.folder, RUN)[first:last]
         passed = time.monotonic() - start
-        return Block(tuple(seconds), self._measure() - used, (self.sent - sent) / passed)
+        return Block(start, tuple(seconds), self._measure() - used, (self.sent - sent) / passed)
 
     def _measure(self) -> float:
         return float(sum(self._usage.cpu_times()[:2]))
@@ -197,7 +217,7 @@ def measure(folder: Path, agents: int, rounds: int, blocks: int, say: Say) -> Pa
             closing_time = threading.Event()
             stack.callback(closing_time.set)
             seen = pool.submit(watch_page, url, folder, closing_time)
-            pages.append(fleet.run_rounds(rounds))
+            pages.append(fleet.run_rounds(rounds, WARM_UP))
             closing_time.set()
             watched.append(seen.result())
             say(
@@ -223,14 +243,14 @@ def start_server(stack: ExitStack, folder: Path) -> str:
 
 def watch_page(url: str, folder: Path, closing_time: threading.Event) -> Watched:
     """Open the view with the most changes until it is time to close it."""
-    token, heaps = (folder / TOKEN).read_text().split()[0], list[int]()
+    token, heaps = (folder / TOKEN).read_text().split()[0], list[tuple[float, int]]()
     with open_chromium(*FLAGS) as browser:
         page = browser.new_page()
         sign_in(page, f"{url}/#/{RUN}/round", token)
         page.evaluate(OBSERVE)
         start = time.monotonic()
         while not closing_time.wait(HEAP_EVERY):
-            heaps.append(int(page.evaluate(HEAP)))
+            heaps.append((time.monotonic(), int(page.evaluate(HEAP))))
         return Watched(
             time.monotonic() - start, tuple(page.evaluate("window.longTasks")), tuple(heaps)
         )
@@ -245,14 +265,18 @@ def summarise(
     )
     used, used_without = (sum(block.processor for block in blocks) for blocks in (pages, rests))
     tasks = [task for one in watched for task in one.tasks]
+    heaps = tuple(
+        tuple(heap for time, heap in one.heaps if time > block.began)
+        for one, block in zip(watched, pages, strict=True)
+    )
     return PageLoad(
         agents,
         round(statistics.fmean(block.events for block in pages), 1),
         round(sum(one.seconds for one in watched), 1),
         len(tasks),
         round(percentile(tasks, 0.99), 1),
-        tuple(heap for one in watched for heap in one.heaps),
-        all(is_heap_flat(one.heaps) for one in watched),
+        heaps,
+        all(map(is_heap_flat, heaps)),
         round(with_page, 3),
         round(without, 3),
         round(with_page / without, 3),

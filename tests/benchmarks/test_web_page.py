@@ -10,7 +10,12 @@ import pytest
 
 from benchmarks.web_page.browser import find_chromium
 from benchmarks.web_page.command import DOCS, format_conclusion
-from benchmarks.web_page.large_fleet_measurement import is_heap_flat, measure, percentile
+from benchmarks.web_page.large_fleet_measurement import (
+    compare_quarters,
+    is_heap_flat,
+    measure,
+    percentile,
+)
 from benchmarks.web_page.pictures import README, list_views
 from coordinator.built_page import PACKAGE
 
@@ -21,10 +26,30 @@ def test_the_percentile_is_one_of_the_values() -> None:
     assert percentile([], 0.99) == 0.0
 
 
-def test_memory_that_grows_by_a_tenth_is_not_flat() -> None:
-    assert is_heap_flat([100, 300, 104, 109])
-    assert not is_heap_flat([100, 300, 111, 112])
-    assert is_heap_flat([100, 200]), "too few samples to tell"
+ROUND = (380, 385, 384, 390, 396, 400, 420)  # memory in one round, with a peak at its end
+
+
+def grow(by: float) -> list[int]:
+    """Return the memory of five rounds that each need this many times that of the round before."""
+    return [round(heap * by**number) for number in range(5) for heap in ROUND]
+
+
+def test_memory_that_only_peaks_at_the_end_of_each_round_is_flat() -> None:
+    assert is_heap_flat(grow(1.0))
+    assert is_heap_flat(grow(1.01)), "within the noise of a browser"
+    assert is_heap_flat(grow(0.9))
+    assert compare_quarters(grow(1.0)) == (380, 380)
+
+
+@pytest.mark.parametrize("start", range(len(ROUND)))
+def test_memory_that_grows_with_each_round_is_not_flat(start: int) -> None:
+    """Wherever in a round the first sample falls."""
+    assert not is_heap_flat(grow(1.02)[start:])
+    assert is_heap_flat(grow(1.0)[start:])
+
+
+def test_without_samples_memory_is_not_flat() -> None:
+    assert not is_heap_flat([])
 
 
 def test_every_view_has_pictures_on_a_desk_and_a_phone_light_and_dark() -> None:
