@@ -29,6 +29,7 @@ __all__ = [
     "TOKEN",
     "VIEWS",
     "ask",
+    "change_now",
     "configured",
     "hold_run",
     "needs_page",
@@ -36,7 +37,6 @@ __all__ = [
     "read_table",
     "serve",
     "start_run",
-    "write_courses",
 ]
 
 AXE = ROOT / "coordinator/web/page/node_modules/axe-core/axe.min.js"
@@ -90,21 +90,20 @@ def hold_run(folder: Path) -> Iterator[Path]:
     }
     federate(folder, [Member(f"a{i}", digits(i, 2)) for i in range(2)], settings)
     with closing(Store.open(folder / "runs", MEMORY_RUN)) as store:
-        write_courses(
-            store.folder,
+        courses = (
             TaskCourse("a0", "w0.5-d4.4.4", (("fetch", 0.0), ("train", 1.5)), 30.0),
             TaskCourse("a1", "w0.5-d4.4.4", (("fetch", 0.0), ("train", 1.0), ("folded", 2.5))),
         )
+        change_now(store.folder, courses=courses)
         yield store.folder
 
 
-def write_courses(folder: Path, *courses: TaskCourse) -> None:
-    """Write these tasks to `now.json`, four seconds after the phase began."""
+def change_now(folder: Path, **changed: Any) -> None:
+    """Change `now.json`: four seconds after training began, unless stated otherwise."""
     now = read_now(folder)
     assert now is not None
-    changed = {"phase": "train", "round": 2, "rounds": 5, "elapsed": 4.0, "limit": 60.0}
-    made = replace(now, courses=courses, **changed)  # type: ignore[arg-type]
-    (folder / FILE).write_bytes(msgspec.json.encode(made))
+    training = {"phase": "train", "round": 2, "rounds": 5, "elapsed": 4.0, "limit": 60.0}
+    (folder / FILE).write_bytes(msgspec.json.encode(replace(now, **{**training, **changed})))
 
 
 @contextmanager

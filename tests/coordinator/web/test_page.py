@@ -26,19 +26,20 @@ from tests.support.run_pages import (
     TOKEN,
     VIEWS,
     ask,
+    change_now,
     hold_run,
     needs_page,
     open_page,
     read_table,
     serve,
     start_run,
-    write_courses,
 )
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.broker, needs_page]
 # the first line of the overview; devices are "asked in round 3" even after the coordinator crashed
 IN_ROUND = re.compile(r"^In round \d")
+SECONDS = {"\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_a_run_is_shown_paused_killed_and_resumed(
     assert read_requests(tmp_path / "runs" / RUN).paused
     page.get_by_text("Paused after round").wait_for(timeout=60_000)
     shown = json.loads(page.evaluate("fetch('/api/runs/seen/status').then(r => r.text())"))
-    told = print_status(tmp_path / "runs")
+    told = print_json(tmp_path / "runs", "status")
     for key in ("rounds_done", "state", "bytes_up", "bytes_down", "scores", "requests"):
         assert shown[key] == told[key], key
     facts = read_facts(page)
@@ -79,6 +80,8 @@ def test_a_run_is_shown_paused_killed_and_resumed(
     page.get_by_role("button", name="Table").first.click()
     assert f"{score['accuracy']:.3f}".rstrip("0") in page.locator("main").inner_text()
 
+    check_costs(open_page(browser, server, errors, "devices"), tmp_path / "runs")
+
     ask(page, "Resume")
     page.get_by_text(IN_ROUND).wait_for(timeout=60_000)
     coordinator.send_signal(signal.SIGKILL)
@@ -92,8 +95,8 @@ def test_a_run_is_shown_paused_killed_and_resumed(
     assert errors == []
 
 
-def print_status(runs: Path) -> dict[str, Any]:
-    arguments = ["status", RUN, "--runs", str(runs), "--format", "json"]
+def print_json(runs: Path, command: str) -> dict[str, Any]:
+    arguments = [command, RUN, "--runs", str(runs), "--format", "json"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     return dict(json.loads(result.stdout))
@@ -102,6 +105,22 @@ def print_status(runs: Path) -> dict[str, Any]:
 def read_facts(page: Any) -> dict[str, str]:
     texts = (page.locator(f".facts {tag}").all_inner_texts() for tag in ("dt", "dd"))
     return dict(zip(*texts, strict=True))
+
+
+def check_costs(page: Any, runs: Path) -> None:
+    """Check what was predicted and measured of each device, against `coordinator devices`."""
+    rows = read_table(page, "Why each device has its submodel")
+    told = print_json(runs, "devices")["agents"]
+    for row, one in zip(rows, told, strict=True):
+        assert [row[key] for key in ("agent", "submodel", "reason")] == [
+            one[key] for key in ("agent", "submodel", "reason")
+        ]
+        for column in ("predicted", "measured"):
+            for what, key in (("step", "step"), ("round", "seconds")):
+                value, unit = row[f"{what}: {column}"].split(" ")
+                shown = float(value) * SECONDS[unit]
+                assert shown == pytest.approx(one[column][key], rel=0.01, abs=1e-6), what
+            assert row[f"memory: {column}"] == human_bytes(one[column]["memory"])
 
 
 @pytest.fixture
@@ -130,7 +149,8 @@ def test_the_round_under_way_is_shown_and_a_device_pinned(
     assert (second["settled at (s)"], second["lease ends at (s)"]) == ("2.5", "\u2013")
 
     submodels = ("w0.25-d4.4.4", "w0.5-d4.4.4")  # an agent calibrates several of them
-    write_courses(held, *(TaskCourse("a1", name, (("fetch", 0.0),)) for name in submodels))
+    courses = tuple(TaskCourse("a1", name, (("fetch", 0.0),)) for name in submodels)
+    change_now(held, courses=courses)
     page.get_by_role("button", name="Table").click()
     page.get_by_text("a1 w0.25-d4.4.4").wait_for(timeout=60_000)
 
