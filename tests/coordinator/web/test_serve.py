@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from coordinator import built_page
 from coordinator.cli.main import main
 from federated.errors import ConfigError
-from tests.support.processes import COORDINATOR, Start
+from tests.support.processes import AGENT, COORDINATOR, Running, Start
+from tests.support.run_pages import start_run
 from tests.support.waiting import eventually
 
 pytest.importorskip("starlette")
@@ -137,6 +138,29 @@ def installed_page(tmp_path: Path) -> None:
     (static / "index.html").write_text("<!doctype html>the page")
 
 
+def find_server(coordinator: Running) -> psutil.Process | None:
+    """Return the process of a coordinator that serves the page."""
+    for child in psutil.Process(coordinator.pid).children():
+        with contextlib.suppress(psutil.ZombieProcess):
+            if "coordinator.web.serve" in child.cmdline():
+                return child
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.broker
+@pytest.mark.usefixtures("installed_page")
+def test_a_run_does_not_wait_for_a_page_that_hangs(start: Start, broker: str) -> None:
+    coordinator = start_run(start, "--broker", broker, "--rounds", "2", "--web", "127.0.0.1:0")
+    server = eventually(lambda: find_server(coordinator), 60)
+    server.suspend()
+    for index in range(2):
+        start(*AGENT, "join", "--broker", broker, "--name", f"a{index}", "--wait", "120")
+    assert coordinator.wait(120) == 0
+    assert not server.is_running()
+
+
 @pytest.mark.processes
 @pytest.mark.broker
 @pytest.mark.usefixtures("installed_page")
@@ -164,23 +188,18 @@ def test_start_serves_the_page_beside_the_run(start: Start, tmp_path: Path) -> N
     ask = urllib.request.Request(f"{url}/api/runs", headers={"Authorization": f"Bearer {token}"})
     eventually(lambda: b'"r"' in urllib.request.urlopen(ask, timeout=30).read(), 60)
 
-    def find_child() -> psutil.Process | None:
-        for child in psutil.Process(coordinator.pid).children():
-            with contextlib.suppress(psutil.ZombieProcess):
-                if "coordinator.web.serve" in child.cmdline():
-                    return child
-        return None
-
-    first = find_child()
+    first = find_server(coordinator)
     assert first is not None
     first.kill()
-    eventually(lambda: (child := find_child()) is not None and child.pid != first.pid, 60)
+    eventually(
+        lambda: (child := find_server(coordinator)) is not None and child.pid != first.pid, 60
+    )
     assert b"the page" in read(f"/?token={token}")
     for given in (token, f"{token}-wrong"):
         sent = urllib.request.Request(f"{url}/api/sign-in", json.dumps({"token": given}).encode())
         with contextlib.suppress(urllib.error.HTTPError):
             urllib.request.urlopen(sent, timeout=30).close()
-    second = find_child()
+    second = find_server(coordinator)
     assert second is not None
     coordinator.kill()
     psutil.wait_procs([second], 30)
