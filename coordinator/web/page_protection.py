@@ -54,11 +54,11 @@ class ProtectPages:
             await refusal(scope, receive, send_protected)
             return
         site = request.headers.get("sec-fetch-site", "same-origin")
-        origin = request.headers.get("origin")
-        foreign = origin is not None and origin.partition("://")[2] != request.headers.get("host")
+        origin, host = request.headers.get("origin"), request.headers.get("host", "")
+        foreign = origin is not None and origin.partition("://")[2] != host
         if request.method != "GET" and (foreign or site not in ("same-origin", "none")):
-            refusal = JSONResponse({"error": "refused: the request comes from another site"}, 403)
-            await refusal(scope, receive, send_protected)
+            error = describe_foreign_page(origin or "another site", host)
+            await JSONResponse({"error": error}, 403)(scope, receive, send_protected)
         else:
             await self._app(scope, receive, send_protected)
 
@@ -69,6 +69,14 @@ def find_host(request: Request) -> str:
         return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
     except ValueError:
         return ""
+
+
+def describe_foreign_page(origin: str, host: str) -> str:
+    return (
+        f"Refused, because the request comes from a page of {make_safe(origin, 80)}, but this "
+        f"server is '{make_safe(host, 80)}'. Open the address that `coordinator web` printed. A "
+        "proxy in front of this server must keep the header Host."
+    )
 
 
 def describe_foreign_name(name: str) -> str:

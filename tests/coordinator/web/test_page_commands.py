@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -109,6 +110,11 @@ def test_a_run_is_released_promoted_and_rolled_back(
 ) -> None:
     errors, broker = list[str](), "memory://page-commands"
     page = open_page(browser, server, errors, "releases", RUN)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        gone = f"127.0.0.1:{unused.getsockname()[1]}"
+        ask(page, "Promote", f"cannot connect to the broker at mqtt://{gone}", Broker=gone)
+        page.keyboard.press("Escape")
     with closing(open_link(broker, "keeps the broker")):
         ask(page, "Promote", "no canary to promote", Broker=broker)
         page.keyboard.press("Escape")

@@ -193,7 +193,8 @@ def test_every_answer_forbids_frames_foreign_scripts_and_referrers(browser: Brow
 )
 def test_pages_of_other_sites_change_nothing(browser: Browser, headers: dict[str, str]) -> None:
     body = {"token": TOKEN, "command": "pause"}
-    assert browser.call(f"/api/runs/{RUN}/request", body, headers)[0] == 403
+    status, made, _ = browser.call(f"/api/runs/{RUN}/request", body, headers)
+    assert (status, "comes from a page of" in made["error"]) == (403, True)
     assert browser.call("/api/sign-in", {"token": TOKEN}, headers)[0] == 403
 
 

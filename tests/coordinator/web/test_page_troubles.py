@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import sqlite3
@@ -113,6 +114,7 @@ def test_a_server_that_restarts_with_another_token(browser: Any, tmp_path: Path)
     assert errors == []
 
 
+PASSED_ON = ("Content-Type", "Origin", "Sec-Fetch-Site")  # by a proxy
 FOREIGN = """<!doctype html><title>foreign</title><iframe src="%(url)s/"></iframe>
 <script>
   const body = JSON.stringify({ command: "pause", token: "%(token)s" });
@@ -153,6 +155,37 @@ def test_pages_of_another_origin_neither_read_nor_frame_nor_command(
         assert not read_requests(folder).paused
         assert [frame.url for frame in page.frames[1:]] == ["chrome-error://chromewebdata/"]
         other.shutdown()
+
+
+def test_a_proxy_that_hides_the_origin_of_the_page(browser: Any, tmp_path: Path) -> None:
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the library's name
+            size = int(self.headers.get("Content-Length", 0))
+            headers = {name: self.headers[name] for name in PASSED_ON if name in self.headers}
+            with closing(http.client.HTTPConnection(server.url.partition("://")[2])) as link:
+                link.request(self.command, self.path, self.rfile.read(size) or None, headers)
+                answer = link.getresponse()
+                self.send_response(answer.status)
+                self.send_header("Content-Type", answer.headers["content-type"])
+                self.end_headers()
+                self.wfile.write(answer.read())
+
+        do_POST = do_GET  # noqa: N815  # the library's name
+
+        def log_message(self, *given: object) -> None:
+            pass
+
+    with serve(tmp_path) as server, ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        page, address = browser.new_page(), f"127.0.0.1:{proxy.server_port}"
+        page.goto(f"http://{address}/")
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Sign in").click()
+        told = page.get_by_role("alert")
+        told.wait_for(timeout=PATIENCE)
+        assert f"comes from a page of http://{address}, but this server is" in told.inner_text()
+        assert "must keep the header Host" in told.inner_text()
+        proxy.shutdown()
 
 
 def test_another_name_of_the_server(tmp_path: Path) -> None:
