@@ -16,10 +16,17 @@ from benchmarks.generated_docs.live_view import start_agents
 from benchmarks.web_page.browser import open_chromium, sign_in
 from coordinator.broker import local_broker as brokers
 from coordinator.built_page import find_page
-from coordinator.simulate.demo_fleet import DEVICES, Running, process, python_command
+from coordinator.simulate.demo_fleet import (
+    DEVICES,
+    Running,
+    process,
+    python_command,
+    run_command,
+)
 from coordinator.views.run_status import describe_status
 from coordinator.web.page_server import PageServer, Site
 from coordinator.web.sign_in import TokenHolder
+from federated.defaults import PARTITION
 from federated.errors import FleetError, StoreError
 from federated.runtime.connection_limits import listen
 
@@ -28,6 +35,7 @@ __all__ = ["README", "list_views", "take_pictures"]
 RUN, TOKEN = "demo", "a-token-for-pictures"
 DONE = 3  # finished rounds before the first picture, so that charts have points
 PATIENCE = 900.0  # seconds for these rounds, on a busy machine
+CANARY, STABLE = "pi", "phone"  # agents of the run that infer with its releases
 MIXED = 120.0  # seconds in which a moment is sought when the agents do different things
 COMPLETE = "() => !document.querySelector('main').innerText.includes('Loading')"
 SETTLED = 800  # milliseconds for a view to be drawn
@@ -54,6 +62,20 @@ class Shot:
     scheme: Literal["light", "dark"] = "light"
 
 
+@dataclass(frozen=True)
+class PicturedRun:
+    """A run of the demo's agents.
+
+    runs: folder of the run's folder, and of the logs.
+    broker: its address.
+    coordinator: its process.
+    """
+
+    runs: Path
+    broker: str
+    coordinator: Running
+
+
 README = (
     Shot("page_round.png", "round", (900, 390)),
     Shot("page_overview.png", "overview", (900, 770), "dark"),
@@ -71,15 +93,20 @@ def list_views() -> list[Shot]:
 
 def take_pictures(into: Path, folder: Path, shots: Sequence[Shot]) -> None:
     """Run the demo's four agents on digits, and write pictures of the page. This takes about two
-    minutes. folder: of the run. Raises ConfigError, MissingExtra, FleetError.
+    minutes, and longer with a picture of the releases. folder: of the run. Raises ConfigError,
+    MissingExtra, FleetError.
     """
-    page_files = find_page("python -m benchmarks page_pictures")
-    with run_agents(folder) as (runs, coordinator), open_chromium() as browser:
-        site = Site(runs, page_files, [TokenHolder(TOKEN)])
-        with closing(PageServer(site, listen("127.0.0.1", 0))) as server:
-            wait_for_rounds(runs, coordinator)
-            for shot in shots:
-                take_picture(browser, server.url, into, shot, runs)
+    page_files = find_page("python -m benchmarks page")
+    with ExitStack() as stack:
+        run = stack.enter_context(run_agents(folder))
+        browser = stack.enter_context(open_chromium())
+        site = Site(run.runs, page_files, [TokenHolder(TOKEN)])
+        server = stack.enter_context(closing(PageServer(site, listen("127.0.0.1", 0))))
+        wait_for_rounds(run, DONE)
+        if any(shot.view == "releases" for shot in shots):
+            start_canary(stack, run)
+        for shot in shots:
+            take_picture(browser, server.url, into, shot, run.runs)
 
 
 def take_picture(browser: Any, url: str, into: Path, shot: Shot, runs: Path) -> None:
@@ -97,10 +124,8 @@ def take_picture(browser: Any, url: str, into: Path, shot: Shot, runs: Path) -> 
 
 
 @contextmanager
-def run_agents(folder: Path) -> Iterator[tuple[Path, Running]]:
-    """Run the demo's agents until the context ends; yield the folder of the runs, and the
-    coordinator.
-    """
+def run_agents(folder: Path) -> Iterator[PicturedRun]:
+    """Run the demo's agents until the context ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         broker = stack.enter_context(brokers.start("127.0.0.1", 0, "auto", folder / "broker"))
@@ -111,16 +136,42 @@ def run_agents(folder: Path) -> Iterator[tuple[Path, Running]]:
         )
         coordinator = stack.enter_context(process("coordinator", command, folder))
         start_agents(stack, broker.address, folder)
-        yield folder, coordinator
+        yield PicturedRun(folder, broker.address, coordinator)
 
 
-def wait_for_rounds(runs: Path, coordinator: Running) -> None:
+def start_canary(stack: ExitStack, run: PicturedRun) -> None:
+    """Release the run's last round to two agents that infer, and a later round to one of them."""
+    release(run)
+    for name in (STABLE, CANARY):
+        stack.enter_context(process(f"infer-{name}", infer_command(run, name), run.runs))
+    wait_for_rounds(run, count_rounds(run.runs) + 1)
+    release(run, "--canary", CANARY, "--wait", str(PATIENCE))
+
+
+def release(run: PicturedRun, *options: str) -> None:
+    command = ("release", RUN, "--runs", str(run.runs), "--broker", run.broker, "--format", "json")
+    made = python_command("coordinator.cli", *command, *options)
+    run_command("release", made, run.runs, say=lambda line: None)
+
+
+def infer_command(run: PicturedRun, name: str) -> list[str]:
+    """Return the command with which a device of the demo infers, and tests releases on its data."""
+    index = [device.name for device in DEVICES].index(name)
+    shard = ("--data", "digits", "--shard", f"{index}/{len(DEVICES)}", "--partition", PARTITION)
+    return python_command(
+        *("edge_agent.cli", "infer", "--broker", run.broker, "--run", RUN, "--name", name),
+        *("--store", str(run.runs / "models" / name), "--threads", "1", "--mqtt", *shard),
+    )
+
+
+def wait_for_rounds(run: PicturedRun, number: int) -> None:
+    """Wait until this many rounds are done. Raises FleetError."""
     until = time.monotonic() + PATIENCE
-    while count_rounds(runs) < DONE:
-        if coordinator.popen.poll() is not None or time.monotonic() > until:
+    while (done := count_rounds(run.runs)) < number:
+        if run.coordinator.popen.poll() is not None or time.monotonic() > until:
             raise FleetError(
-                f"expected {DONE} rounds, found {count_rounds(runs)}; the end of the "
-                f"coordinator's log:\n{coordinator.tail()}"
+                f"expected {number} rounds, found {done}; the end of the coordinator's log:\n"
+                f"{run.coordinator.tail()}"
             )
         time.sleep(0.5)
 

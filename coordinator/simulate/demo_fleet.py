@@ -44,6 +44,7 @@ __all__ = [
     "process",
     "process_environment",
     "python_command",
+    "run_command",
     "run_demo",
     "wait_for_words",
 ]
