@@ -209,6 +209,7 @@ class Trial:
             under=self.under,
         )
         self.stack.callback(self.broker.close)
+        self.how = replace(self.how, wildcards=self.kind != "rabbitmq")
         return self.host, self.broker.agent_port
 
     def start_coordinator(self) -> None:

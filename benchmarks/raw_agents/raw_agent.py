@@ -36,6 +36,7 @@ class Raw:
     alter: functions that change published messages, one after the other
     falsify: name of an agent -> function that changes its updates
     certificates: name of an agent -> files of the authority's certificate, and of its own with key
+    wildcards: False if agents must subscribe to each chunk of weights by its name
     """
 
     delay: float = 0.0
@@ -45,6 +46,7 @@ class Raw:
     alter: tuple[Alter, ...] = ()
     falsify: Mapping[str, Falsify] = field(default_factory=dict)
     certificates: Mapping[str, tuple[Path, Path]] = field(default_factory=dict)
+    wildcards: bool = True
 
 
 class RawAgent:
@@ -95,7 +97,7 @@ class RawAgent:
         for pattern in topics.agent_patterns(run, self.name):
             self._listen(pattern, True)
         if self.base:
-            self._listen(f"{self.base}/#", True)
+            self.listen_to_weights(True)
         if self.card is not None:
             self.introduce()
         self.offer_again()
@@ -200,7 +202,21 @@ class RawAgent:
             self.train(task, now)
             return
         self.base = topics.model(task.run, task.slot, task.submodel.name)
-        self._listen(f"{self.base}/#", True)
+        self.listen_to_weights(True)
+
+    def listen_to_weights(self, wanted: bool) -> None:
+        """Subscribe to the weights of the task, as far as their names are known, or unsubscribe."""
+        manifest = self.receiver.manifest if self.receiver is not None else None
+        patterns = (
+            [f"{self.base}/#"]
+            if self.how.wildcards
+            else [
+                topics.manifest(self.base),
+                *(topics.chunk(self.base, i) for i in range(manifest.total if manifest else 0)),
+            ]
+        )
+        for pattern in patterns:
+            self._listen(pattern, wanted)
 
     def handle_weights(self, message: messages.Manifest | messages.Chunk, now: float) -> None:
         """Receive a part of the weights, and train once they are complete."""
@@ -212,6 +228,8 @@ class RawAgent:
                 self.receiver is None or self.receiver.manifest != message
             ):
                 self.receiver = Receiver(message, limit=task.size)
+                if not self.how.wildcards:
+                    self.listen_to_weights(True)
             early, self.early = self.early, []
             for chunk in early:
                 self.handle_weights(chunk, now)
@@ -225,9 +243,8 @@ class RawAgent:
             self.progressed = now
         if self.receiver.complete:
             blob = self.receiver.verify()
-            self.receiver = None
-            self._listen(f"{self.base}/#", False)
-            self.base = ""
+            self.listen_to_weights(False)
+            self.receiver, self.base = None, ""
             self.known = task.digest, dict(tensors.decode(blob)[1])
             self.train(task, now)
 
@@ -277,8 +294,8 @@ class RawAgent:
         self.send()
         if self.base and now - self.progressed > STALLED:
             self.progressed = now
-            self._listen(f"{self.base}/#", False)
-            self._listen(f"{self.base}/#", True)
+            self.listen_to_weights(False)
+            self.listen_to_weights(True)
         state = (
             "send"
             if self.sender is not None
@@ -325,6 +342,6 @@ class RawAgent:
     def drop(self) -> None:
         """Abandon the present task."""
         if self.base:
-            self._listen(f"{self.base}/#", False)
+            self.listen_to_weights(False)
         self.task = self.receiver = self.sender = self.waiting = None
         self.base, self.early = "", []
