@@ -55,6 +55,7 @@ class Meter:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.joules: float | None = None
+        self.seconds = 0.0
         self._root = root
         self._stop = threading.Event()
         self._watch: threading.Thread | None = None
@@ -73,11 +74,11 @@ class Meter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        seconds = time.perf_counter() - self._start
+        self.seconds = time.perf_counter() - self._start
         if self._watch is not None:
             self._stop.set()
             self._watch.join()
-            self.joules = sum(self._seen) / len(self._seen) * seconds if self._seen else None
+            self.joules = sum(self._seen) / len(self._seen) * self.seconds if self._seen else None
         now = read_counters(self._root)
         used = [
             _subtract_counter(before, now[name][0], end)
@@ -86,6 +87,11 @@ class Meter:
         ]
         if used:
             self.joules = sum(used) / 1e6
+
+    @property
+    def watts(self) -> float:
+        """Mean power from start to end; 0 if it is unknown."""
+        return self.joules / self.seconds if self.joules and self.seconds else 0.0
 
     def _look(self) -> None:
         while not self._stop.is_set():

@@ -158,10 +158,9 @@ def _measure_watts(submodel: Submodel, batch: int, data: Any, site: TimingSite) 
 
     def measure() -> float:
         step = site.trainer.stepper(submodel, data.x[:size], data.y[:size], data.labels)
-        start = time.perf_counter()
         with Meter() as meter:
             time_calls(step)
-        return (meter.joules or 0.0) / (time.perf_counter() - start)
+        return meter.watts
 
     what = {"work": "power", "batch": size, "submodel": make_timing_key(submodel)}
     return site.notebook.value(what, measure, keep=":" not in submodel.network.family)

@@ -53,6 +53,17 @@ class Text(nn.Module):
         return self.table(x).transpose(1, 2)
 
 
+class TextClasses(nn.Module):
+    """Logits [N, 2] of tokens 0 to 4: the sums of their entries in a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x).sum(1)
+
+
 class AsFloat(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.float()
@@ -68,6 +79,24 @@ def test_all_exports_use_one_table_of_translations() -> None:
     first, second = (ONNXRegistry().from_torchlib(opset_version=OPSET) for _ in range(2))
     assert first is second
     assert first.functions
+
+
+def test_texts_with_classes_are_tokens_of_the_vocabulary(tmp_path: Path) -> None:
+    network, net = Network("texts", "", (3,), 2, vocabulary=5), TextClasses()
+    x = np.array([[0, 1, 4], [2, 2, 3]])
+    session = load(export(net, network, x, tmp_path / "texts.onnx", ORIGIN))
+    assert (session.dtype, session.inputs, session.outputs, session.tokens) == (
+        np.int64,
+        (3,),
+        2,
+        5,
+    )
+    np.testing.assert_allclose(session.predict(x), predict(net, network, x), rtol=1e-6)
+    assert json.loads(session.metadata["input"])["range"] == [0, 4]
+    with pytest.raises(DataError, match="expected tokens 0 to 4, found 1 to 5"):
+        session.predict(x + 1)
+    with pytest.raises(DataError, match="int64"):
+        export(net, network, x.astype(np.float32), tmp_path / "texts.onnx", ORIGIN)
 
 
 def test_a_submodel_of_the_real_network_keeps_its_logits_at_every_batch_size(

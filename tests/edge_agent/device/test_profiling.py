@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from edge_agent.device import energy, profiling
 from edge_agent.device.process_limits import Limits
 from edge_agent.device.profiling import measure_profile, time_calls, time_step
 from federated.data import loading
@@ -67,6 +70,23 @@ def test_profile_times_requested_submodels_and_sets_threads() -> None:
     assert 0 < found.cpus <= 1.5
     assert 0 < found.memory < 4 * 10**9
     assert (found.data.examples, found.data.outputs) == (len(DATA.x), 10)
+
+
+def test_profile_has_the_power_of_a_machine_that_measures_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chip = tmp_path / "sys/class/hwmon/hwmon0"
+    chip.mkdir(parents=True)
+    (chip / "name").write_text("ina219\n")
+    (chip / "power1_input").write_text("2500000\n")  # microwatts
+    for name in ("Meter", "read_counters", "read_watts"):
+        monkeypatch.setattr(profiling, name, partial(getattr(energy, name), tmp_path))
+    card = Run("r", "fedfa", "preresnet", NETWORK, (SMALL,), 8, "s")
+    limits = Limits(cpus=1.0, memory=4 * 10**9)
+    found = measure_profile("a", card, DATA, limits, PYTORCH, fresh=True)
+    assert found.watts == pytest.approx(2.5)
+    (chip / "name").write_text("coretemp\n")
+    assert measure_profile("a", card, DATA, limits, PYTORCH, fresh=True).watts == 0
 
 
 @pytest.mark.parametrize(
