@@ -49,7 +49,7 @@ NO_MEMBERS = {
     },
     "espalier.links": {
         *("address_check", "connection_error_messages", "disconnection_diagnosis"),
-        "mqtt_client_setup",
+        *("mqtt_client_setup", "paho_client"),
     },
     "espalier.readers": {"metrics_server", "run_readers", "task_courses", "terminal_output"},
     "espalier.rules": {"arithmetic"},
