@@ -7,6 +7,7 @@ Torch-free: the trainer computes.
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,9 @@ WINDOWS = 3  # most measured windows; the fastest counts, since others were dist
 AGREEMENT = 0.03  # largest relative difference of two windows that were not disturbed
 WINDOW = 0.3  # seconds per window: many scheduling periods, so that a fraction of a processor shows
 STEPS = 2  # minimum steps per window
+# windows per number of threads when numbers are compared, of which the fastest counts, and the
+# seconds of each: the numbers that matter differ by far more than such a short window is off
+COMPARED, SHORT_WINDOW = 2, 0.1
 
 
 class InsufficientMemory(Exception):
@@ -130,13 +134,11 @@ def time_submodels(
     refused = list[InsufficientMemory]()
     known: dict[Submodel, float] = {}
     if site.trainer.accelerator is None:
-        if not threads:
-            threads, known = _choose_threads(submodels[-1], batch, data, site)
+        threads = threads or _choose_threads(submodels[-1], batch, data, site)
         site.trainer.use_threads(threads)
     for submodel in submodels:
         try:
-            if submodel not in known:
-                known[submodel] = _time_step(submodel, batch, data, site, threads)
+            known[submodel] = _time_step(submodel, batch, data, site, threads)
         except InsufficientMemory as error:
             refused.append(error)
     timings = tuple(Timing(one, batch, known[one]) for one in submodels if one in known)
@@ -176,8 +178,12 @@ def make_timing_key(submodel: Submodel) -> dict[str, Any]:
 
 def time_step(submodel: Submodel, batch: int, data: Any, trainer: Trainer) -> float:
     """Return the seconds of one training step (forward, backward, update)."""
+    return time_calls(_make_step(submodel, batch, data, trainer))
+
+
+def _make_step(submodel: Submodel, batch: int, data: Any, trainer: Trainer) -> Callable[[], object]:
     size = max(2, min(batch, len(data.x)))
-    return time_calls(trainer.stepper(submodel, data.x[:size], data.y[:size], data.labels))
+    return trainer.stepper(submodel, data.x[:size], data.y[:size], data.labels)
 
 
 def time_calls(step: Callable[[], object]) -> float:
@@ -188,12 +194,17 @@ def time_calls(step: Callable[[], object]) -> float:
         step()
     means = list[float]()
     while len(means) < WINDOWS and not (len(means) == 2 and agree(*means)):
-        steps, start = 0, time.perf_counter()
-        while steps < STEPS or time.perf_counter() - start < WINDOW:
-            step()
-            steps += 1
-        means.append((time.perf_counter() - start) / steps)
+        means.append(time_window(step, WINDOW))
     return min(means)
+
+
+def time_window(step: Callable[[], object], seconds: float) -> float:
+    """Return the mean seconds of the calls that take this long together, at least `STEPS`."""
+    steps, start = 0, time.perf_counter()
+    while steps < STEPS or time.perf_counter() - start < seconds:
+        step()
+        steps += 1
+    return (time.perf_counter() - start) / steps
 
 
 def agree(one: float, other: float) -> bool:
@@ -201,32 +212,41 @@ def agree(one: float, other: float) -> bool:
     return abs(one - other) <= AGREEMENT * min(one, other)
 
 
-def _choose_threads(
-    submodel: Submodel, batch: int, data: Any, site: TimingSite
-) -> tuple[int, dict[Submodel, float]]:
-    """Return 1 or the most threads, whichever is faster, and the submodel's time with them: sharing
-    little work among threads, or processors with other agents, costs more than it gains. Without
-    enough memory to try, return 1 and no time.
+def _choose_threads(submodel: Submodel, batch: int, data: Any, site: TimingSite) -> int:
+    """Return 1 or the most threads, whichever is faster, through the cache: sharing little work
+    among threads, or processors with other agents, costs more than it gains. Without enough memory
+    to try, return 1.
     """
-    times = dict[int, float]()
-    if site.limits.threads == 1:
-        return 1, {}
-    for threads in (1, site.limits.threads):
-        site.trainer.use_threads(threads)
-        try:
-            times[threads] = _time_step(submodel, batch, data, site, threads)
-        except InsufficientMemory:
-            return 1, {}
-    best = min(times, key=times.__getitem__)
-    return best, {submodel: times[best]}
+    most, trainer = site.limits.threads, site.trainer
+    if most == 1:
+        return 1
+
+    def compare() -> float:
+        step, means = _make_step(submodel, batch, data, trainer), dict.fromkeys((1, most), math.inf)
+        for _ in range(COMPARED):
+            for threads in means:
+                trainer.use_threads(threads)
+                step()  # warms up
+                means[threads] = min(means[threads], time_window(step, SHORT_WINDOW))
+        return min(means, key=means.__getitem__)
+
+    about = _describe_examples("choose threads", batch, data)
+    try:
+        return int(_measure(submodel, batch, site, about, compare))
+    except InsufficientMemory:
+        return 1
 
 
 def _time_step(submodel: Submodel, batch: int, data: Any, site: TimingSite, threads: int) -> float:
     """Return the seconds of a training step through the cache. Raises InsufficientMemory."""
-    size = max(2, min(batch, len(data.x)))
-    about = {"work": "train", "batch": size, "dtype": str(data.x.dtype), "threads": threads}
+    about = {**_describe_examples("train", batch, data), "threads": threads}
     step = partial(time_step, submodel, batch, data, site.trainer)
     return _measure(submodel, batch, site, about, step)
+
+
+def _describe_examples(work: str, batch: int, data: Any) -> dict[str, Any]:
+    size = max(2, min(batch, len(data.x)))
+    return {"work": work, "batch": size, "dtype": str(data.x.dtype)}
 
 
 def _measure(

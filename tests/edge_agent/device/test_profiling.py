@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 from edge_agent.device import energy, profiling
+from edge_agent.device.heat_and_load import Heat
+from edge_agent.device.measurement_cache import MeasurementCache
 from edge_agent.device.process_limits import Limits
-from edge_agent.device.profiling import measure_profile, time_calls, time_step
+from edge_agent.device.profiling import (
+    TimingSite,
+    measure_profile,
+    time_calls,
+    time_step,
+    time_submodels,
+)
 from federated.data import loading
 from federated.data.dataset import Dataset
+from federated.device.trainers.trainer import Trainer
 from federated.errors import DataError
 from federated.wire.messages import Run
 from models.menu import menu
 from models.named_network import network
+from models.submodel import Submodel
 from tests.support.small_tasks import PYTORCH
 
 DATA = loading.load_device("digits", name="a", shard="0/8", partition="iid")
@@ -102,3 +113,39 @@ def test_data_that_do_not_fit_the_network_are_refused_before_a_training_step(
     card = Run("r", "fedfa", "preresnet", NETWORK, (SMALL,), 32, "s")
     with pytest.raises(DataError, match=said):
         measure_profile("a", card, data, Limits(), PYTORCH)
+
+
+@pytest.mark.parametrize(("slower", "chosen"), [(1, 2), (2, 1)])
+def test_the_number_of_threads_with_the_shorter_steps_is_used(
+    slower: int, chosen: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Steps last 1 s, and 2 s with the slower number of threads. The choice is cached."""
+    now, used = [0.0], list[int]()
+
+    class Idle:
+        def share(self) -> float:
+            return 0.0
+
+    class Clockwork:
+        """A trainer whose steps let the clock advance."""
+
+        runtime, accelerator = "clockwork", None
+
+        def use_threads(self, threads: int) -> None:
+            used.append(threads)
+
+        def training_memory(self, submodel: Submodel, batch: int) -> int:
+            return 0
+
+        def stepper(self, *about: object) -> Callable[[], object]:
+            return lambda: now.__setitem__(0, now[0] + (2.0 if used[-1] == slower else 1.0))
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(Limits, "threads", 2)
+    cool = Heat(50.0, 2000.0, False, False, 3)
+    notebook = MeasurementCache({}, where=tmp_path, heat=lambda: cool, load=Idle)
+    site = TimingSite(Limits(), cast(Trainer, Clockwork()), notebook)
+    threads, (timing,) = time_submodels((SMALL,), 32, DATA, site)
+    assert (threads, used[-1], timing.seconds) == (chosen, chosen, 1.0)
+    assert time_submodels((SMALL,), 32, DATA, site) == (threads, (timing,))
+    assert (notebook.taken, notebook.known) == (2, 2)
