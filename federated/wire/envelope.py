@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from dataclasses import replace
 from typing import Any, get_type_hints
 
 import msgpack
@@ -118,10 +119,12 @@ def encode(message: Message, epoch: int = 0) -> bytes:
     if isinstance(message, Chunk):
         parts["body"] = message  # so that its bytes are copied once
     else:
-        body = msgspec.to_builtins(message, builtin_types=(bytes,))
-        # a field that a decoded message left at its default is not in `body`
-        body |= {name: make_safe(getattr(message, name)) for name in _TEXTS[type(message)]}
-        parts["body"] = msgspec.Raw(packed := msgpack.packb(body, use_bin_type=True))
+        texts = {name: getattr(message, name) for name in _TEXTS[type(message)]}
+        changed: dict[str, Any] = {
+            name: safe for name, text in texts.items() if (safe := make_safe(text)) != text
+        }
+        packed = msgspec.msgpack.encode(replace(message, **changed) if changed else message)
+        parts["body"] = msgspec.Raw(packed)
         parts["crc32"] = _compute_crc(kind, epoch, packed)
     if epoch:
         parts["epoch"] = epoch
@@ -208,15 +211,14 @@ def _make_safe(part: Any) -> Any:
     """Return a part of a message with every string safe to show, except those that only methods
     read.
     """
-    match part:
-        case str():
-            return make_safe(part, None)
-        case list():
-            return [_make_safe(item) for item in part]
-        case dict():
-            return {key: item if key in _UNSEEN else _make_safe(item) for key, item in part.items()}
-        case _:
-            return part
+    kind = type(part)  # patterns would take three times as long
+    if kind is str:
+        return part if part.isprintable() else make_safe(part, None)
+    if kind is list:
+        return [_make_safe(item) for item in part]
+    if kind is dict:
+        return {key: item if key in _UNSEEN else _make_safe(item) for key, item in part.items()}
+    return part
 
 
 def _check(kind: str, message: Message) -> None:
