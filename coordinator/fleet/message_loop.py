@@ -214,7 +214,6 @@ class MessageLoop:
         """Handle one delivery if one arrives in time, and tick when a tick is due."""
         if self._control is not None:
             self._control.look()
-        self.publish(LoopTurned())
         self._bar_agents()
         self.endpoint.slots.send()
         delivery = self.link.receive(timeout)
@@ -227,6 +226,7 @@ class MessageLoop:
         self._leadership.check(repeat=self._broker_access.by_name_only)
         if ticking := self._may_tick(now, delivery):
             self._ticked = now
+            self.publish(LoopTurned())
             for key in self.inbox.list_grown(now):
                 self.driver.handle(on.ChunkCame(now, key))
             self._end_departures(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 
 from federated.task import Key
@@ -12,6 +13,7 @@ __all__ = ["TEMPORARY", "name_file", "update_path"]
 TEMPORARY = "now"  # folder of the spool for updates that are not kept once they are folded
 
 
+@lru_cache(maxsize=1024)  # each update needs it several times
 def update_path(spool: Path, key: Key) -> Path:
     """Return where an update lies once it is complete: those of a training by round, all others
     together.

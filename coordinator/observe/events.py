@@ -158,7 +158,7 @@ class LinkChanged:
 
 @dataclass(frozen=True)
 class LoopTurned:
-    """The coordinator's loop turned, as it does several times a second."""
+    """The coordinator's loop turned, as it does all the time; published about twice a second."""
 
 
 @dataclass(frozen=True)

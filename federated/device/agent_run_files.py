@@ -208,8 +208,9 @@ class Spool:
         """Remove an update. Its note goes first, since without it the update counts as
         incomplete.
         """
-        for suffix in (TASK, UPDATE):
-            _remove(self.folder / f"{transfer}{suffix}")
+        if self.lasting:  # others have no note
+            _remove(self.folder / f"{transfer}{TASK}")
+        _remove(self.update_path(transfer))
 
     # ---- the epoch -------------------------------------------------------------------------------
 

@@ -89,28 +89,32 @@ class PyTorchTrainer:
     def load(self, start: Start) -> Iterator[PyTorchNetwork]:
         try:
             # without a stream, the first does nothing
-            with torch.cuda.stream(self.stream), self._provide_network(start) as net:
+            with torch.cuda.stream(self.stream), self._provide_network(start) as (net, tensors):
                 draws = isolate_random_state(start.seed, self.device)
                 with draws if may_draw(start) else nullcontext():
-                    yield PyTorchNetwork(net, start, self.device, self.captured)
+                    yield PyTorchNetwork(net, start, self.device, self.captured, tensors)
         except torch.OutOfMemoryError as error:
             if self.captured is not None:
                 self.captured.clear()
             raise MemoryError(str(error)) from error
 
     @contextmanager
-    def _provide_network(self, start: Start) -> Iterator[nn.Module]:
-        """Provide a network on the device, with the weights of a task."""
+    def _provide_network(
+        self, start: Start
+    ) -> Iterator[tuple[nn.Module, dict[str, Tensor] | None]]:
+        """Provide a network on the device, with the weights of a task. Also provide its parameters
+        and buffers by name, or None if training may replace them.
+        """
         submodel, seed = start.submodel, start.recipe.seed
         if self.device == "cpu" and has_plain_hooks(start):
             with self._networks.borrow(submodel, seed) as (net, tensors):
                 copy_weights(start.weights, tensors)
-                yield net
+                yield net, tensors
             return
         cached = self.device == "cuda"
         net = deepcopy(build_once(submodel, seed)) if cached else build(submodel, seed=seed)
         copy_weights(start.weights, net.state_dict())
-        yield net.to(self.device)
+        yield net.to(self.device), None
 
     def survey(self, run: Run, data: Examples, memory: int) -> dict[str, Any]:
         if run.network is None or not run.menu:
@@ -154,12 +158,14 @@ class PyTorchNetwork:
     PyTorch's global random generator, the generator stays seeded while the network is in use.
 
     captured: captured steps to train with; None: launch each operation of a step
+    tensors: parameters and buffers of the module by name; None: training may replace them
     """
 
     net: nn.Module
     start: Start
     device: str
     captured: CapturedSteps | None = None
+    tensors: Mapping[str, Tensor] | None = None
 
     def train(self, data: TrainingData, execution: Execution) -> TrainingResult:
         start, recipe = self.start, self.start.recipe
@@ -177,7 +183,7 @@ class PyTorchNetwork:
         )
         names = [*shapes(start.submodel)]
         names += statistics(start.submodel) if recipe.norm == "tracked" else []
-        state = self.net.state_dict()
+        state = self.tensors if self.tensors is not None else self.net.state_dict()
         # copies, since calibration and further training write to the network's own tensors
         trained = {name: state[name].clone() for name in dict.fromkeys((*names, *recipe.keep))}
         return TrainingResult(
