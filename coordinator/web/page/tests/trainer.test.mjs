@@ -4,6 +4,7 @@ import { readFile } from "node:fs/promises";
 import test from "node:test";
 import { describeData, listBatches } from "../src/trainer/examples.ts";
 import { Graph, OPERATORS } from "../src/trainer/graph.ts";
+import { OpenGraphs } from "../src/trainer/open_graphs.ts";
 import { readOnnx } from "../src/trainer/onnx_file.ts";
 import { makeDataset } from "../src/phone/sources/examples.ts";
 import { add, listViews, tally } from "../src/trainer/scores.ts";
@@ -20,6 +21,35 @@ test("a file that is not the one that the task names, or no ONNX file, is refuse
   assert.throws(() => readOnnx(data), /unknown type|cut short/);
   const file = { kind: "step", digest: "0".repeat(64), data };
   await assert.rejects(Graph.load(file, "w1"), /its file is damaged/);
+});
+
+test("graphs in use stay open, and three others", async () => {
+  const closed = [];
+  const load = async (file) => ({ close: async () => closed.push(file.digest) });
+  const graphs = new OpenGraphs(load);
+  const files = ["a", "b", "c", "d", "e"].map((digest) => ({ kind: "step", digest }));
+  const taken = await Promise.all([files[0], files[0]].map((file) => graphs.take(file, "w1")));
+  assert.equal(taken[0], taken[1], "loaded once");
+  await graphs.release(files[0], "w1");
+  for (const file of files.slice(1)) {
+    await graphs.take(file, "w1");
+    await graphs.release(file, "w1");
+  }
+  assert.deepEqual(closed, ["b"], "a is in use");
+  await graphs.release(files[0], "w1");
+  assert.deepEqual(closed, ["b", "c"], "those that were used longest ago");
+});
+
+test("a graph that could not be loaded is loaded again", async () => {
+  let loads = 0;
+  const load = async () => {
+    loads += 1;
+    if (loads === 1) throw new Error("damaged");
+    return { close: async () => undefined };
+  };
+  const graphs = new OpenGraphs(load);
+  await assert.rejects(graphs.take({ kind: "step", digest: "a" }, "w1"), /damaged/);
+  assert.ok(await graphs.take({ kind: "step", digest: "a" }, "w1"));
 });
 
 test("properties, operators and external data of a model", () => {

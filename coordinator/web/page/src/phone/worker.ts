@@ -33,7 +33,7 @@ function reply(message: Reply, transfer: Transferable[] = []): void {
 self.onmessage = async ({ data: request }: MessageEvent<Request>) => {
   if ("data" in request) {
     data = request.data;
-    if (request.tested) remember(request.tested);
+    if (request.tested) void remember(request.tested);
     return;
   }
   const { id } = request;

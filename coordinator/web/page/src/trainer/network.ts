@@ -106,10 +106,6 @@ export class Network {
     return tallies;
   }
 
-  uses(graph: Graph): boolean {
-    return [...this.graphs.values()].includes(graph);
-  }
-
   /** Return the probability of each class for one example. */
   async predict(x: Examples["x"], classes: number): Promise<number[]> {
     const graph = this.find("evaluation");

@@ -6,11 +6,11 @@ import { nameSubmodel, type Task } from "../agent/messages";
 import { type Dataset, type Examples, listLabels } from "./examples";
 import { Graph, type GraphFile, Refused } from "./graph";
 import { Network, type OnStep } from "./network";
+import { OpenGraphs } from "./open_graphs";
 import type { Tally } from "./scores";
 
 /** What the trainer supports beyond what every one does; docs/protocol.md lists all. */
 export const CAPABILITIES = ["adam", "adamw", "clip", "frozen", "graphs", "masked", "pull", "tracked"];
-const KEPT = 3; // graphs in memory: those of one submodel
 
 /** A task with all that it needs. weights: the encoded weights. */
 export interface Job {
@@ -33,18 +33,33 @@ interface Work {
   notes: Record<string, unknown>;
 }
 
-let tested: Job | null = null; // the last test, whose network has running statistics
-let latest: Network | null = null; // its network, once it is open
-const open = new Map<string, Graph>(); // by digest, kind and submodel
+/** A network with its graphs in memory, until `close`. */
+interface Opened {
+  network: Network;
+  close(): Promise<void>;
+}
+
+/** A test, whose network has running statistics. opened: its network; null: not needed so far. */
+interface Tested {
+  job: Job;
+  opened: Promise<Opened> | null;
+}
+
+let tested: Tested | null = null; // the last one
+const graphs = new OpenGraphs(Graph.load);
 
 /** Throws Refused with the reason for the coordinator, Malformed for weights that are not valid. */
 export async function perform(job: Job, data: Dataset, onStep: OnStep): Promise<Outcome> {
   const { task } = job;
   refuseRecipe(task);
   const begun = performance.now();
-  const network = await openNetwork(job);
-  const work = await WORKS[task.work](network, task, data, onStep);
-  if (task.work === "evaluate") [tested, latest] = [job, network];
+  const opened = await openNetwork(job);
+  const work = await WORKS[task.work](opened.network, task, data, onStep).catch(async (error) => {
+    await opened.close();
+    throw error;
+  });
+  if (task.work === "evaluate") await remember(job, Promise.resolve(opened));
+  else await opened.close();
   const { tensors, ...counts } = work;
   const { run, round, attempt, agent, submodel, version } = task;
   const head = { run, round, attempt, agent, work: task.work, submodel, version, ...counts, tensors: {} };
@@ -52,23 +67,36 @@ export async function perform(job: Job, data: Dataset, onStep: OnStep): Promise<
   return { update: encodeBlob(head, tensors), loss, seconds: (performance.now() - begun) / 1000 };
 }
 
-async function openNetwork({ task, graphs, weights }: Job): Promise<Network> {
-  const loaded = new Map<string, Graph>();
-  for (const file of graphs) loaded.set(file.kind, await loadGraph(file, task));
-  return new Network(loaded, decodeBlob(weights).tensors, task.recipe, makeSeed(task));
+async function openNetwork({ task, weights, graphs: files }: Job): Promise<Opened> {
+  const submodel = nameSubmodel(task.submodel, false);
+  const taken: GraphFile[] = [];
+  const close = async () => { for (const file of taken) await graphs.release(file, submodel); };
+  try {
+    const loaded = new Map<string, Graph>();
+    for (const file of files) {
+      loaded.set(file.kind, await graphs.take(file, submodel));
+      taken.push(file);
+    }
+    return { network: new Network(loaded, decodeBlob(weights).tensors, task.recipe, makeSeed(task)), close };
+  } catch (error) {
+    await close();
+    throw error;
+  }
 }
 
 /** Predict with the network of a test that was performed before, perhaps by an earlier worker. */
-export function remember(job: Job): void {
-  [tested, latest] = [job, null];
+export async function remember(job: Job, opened: Tested["opened"] = null): Promise<void> {
+  const before = tested;
+  tested = { job, opened };
+  await before?.opened?.then((one) => one.close(), () => undefined);
 }
 
 /** Return the probability of each class for one example, by the network that was tested last. Throws
     Refused before the first test. */
 export async function predict(x: Examples["x"], data: Dataset): Promise<number[]> {
   if (!tested) throw new Refused("The network was not tested on this device yet: try again after the next round.");
-  latest ??= await openNetwork(tested);
-  return latest.predict(x, data.outputs);
+  const { network } = await (tested.opened ??= openNetwork(tested.job));
+  return network.predict(x, data.outputs);
 }
 
 const WORKS = {
@@ -122,21 +150,6 @@ function refuseRecipe(task: Task): void {
   if (task.work === "train" && task.codec !== "raw") {
     throw new Refused(`round ${task.round}: expected the codec raw, found ${task.codec}`);
   }
-}
-
-async function loadGraph(file: GraphFile, task: Task): Promise<Graph> {
-  const name = nameSubmodel(task.submodel, false);
-  const key = `${file.digest}/${file.kind}/${name}`;
-  const graph = open.get(key) ?? (await Graph.load(file, name));
-  open.delete(key);
-  open.set(key, graph);
-  while (open.size > KEPT) {
-    const [oldest, unused] = open.entries().next().value as [string, Graph];
-    open.delete(oldest);
-    if (latest?.uses(unused)) latest = null;
-    await unused.close();
-  }
-  return graph;
 }
 
 /** The first 8 bytes of sha256("SEED/ROUND/AGENT"), big-endian, shifted right by one bit. */
