@@ -63,7 +63,7 @@ export class Agent implements Office {
     });
     this.reports = new Reports(reporter, this.topics, this.link, this);
     this.downloads = new Downloads(this.link, this.store, now);
-    this.outbox = new Outbox(this.store, now);
+    this.outbox = new Outbox(this.store, door.name, now);
     void this.store.get(EPOCH).then((epoch) => { this.epoch = Math.max(this.epoch, Number(epoch ?? 0)); });
     this.timer = setInterval(() => this.tick(), TICK);
   }

@@ -4,6 +4,7 @@ import mqtt, { type MqttClient } from "mqtt";
 const FIRST_PAUSE = 1500; // milliseconds until the first new connection; then twice as long each time
 const LONGEST_PAUSE = 10_000;
 const KEEPALIVE = 60; // seconds
+const FAREWELL = 5000; // milliseconds for what waits to be sent
 
 /** Where and as whom to connect. url: ws:// or wss://; will: topic and payload, retained. */
 export interface Door {
@@ -26,6 +27,7 @@ export interface Link {
   unsubscribe(topic: string): void;
   /** Publish, and call `sent` once the broker has it. */
   publish(topic: string, payload: Uint8Array, options?: { retain?: boolean; qos?: 0 | 1; sent?: () => void }): void;
+  /** End the connection once everything is sent, or after some seconds. */
   close(): Promise<void>;
 }
 
@@ -68,6 +70,10 @@ export function openLink(door: Door, events: LinkEvents): Link {
     publish: (topic, payload, { retain = false, qos = 1, sent } = {}) => {
       client.publish(topic, payload as Buffer, { qos, retain }, (error) => error || sent?.());
     },
-    close: () => client.endAsync(),
+    // without a connection, what waits to be sent would wait for ever
+    close: () => Promise.race([
+      client.endAsync(!client.connected),
+      new Promise<void>((resolve) => setTimeout(resolve, FAREWELL)),
+    ]),
   };
 }

@@ -22,7 +22,8 @@ interface Kept {
 export class Outbox {
   private readonly uploads = new Map<string, Upload>();
 
-  constructor(private readonly store: Store, private readonly now: () => number) {}
+  /** agent: the name of this device. */
+  constructor(private readonly store: Store, private readonly agent: string, private readonly now: () => number) {}
 
   /** The updates, the oldest first. */
   list(): Upload[] {
@@ -33,11 +34,11 @@ export class Outbox {
     return this.uploads.get(nameTransfer(task));
   }
 
-  /** Load what an earlier visit of the page left for this run, and delete what it left for others. */
+  /** Load what an earlier visit of the page left for this run and agent, and delete what it left for others. */
   async resume(card: Card): Promise<void> {
     for (const key of (await this.store.keys()).filter((one) => one.startsWith(PREFIX))) {
       const kept = (await this.store.get(key)) as Kept | undefined;
-      if (!kept || kept.run !== identify(card)) await this.store.delete(key);
+      if (kept?.run !== identify(card) || kept.task.agent !== this.agent) await this.store.delete(key);
       else if (!this.uploads.has(kept.manifest.transfer)) {
         this.uploads.set(kept.manifest.transfer, { task: kept.task, sender: new Sender(kept.manifest, kept.data, this.now()) });
       }

@@ -19,13 +19,19 @@ export function openMemoryStore(): Store {
   };
 }
 
+function describe(error: unknown): string {
+  if (!(error instanceof Error)) return String(error); // DOMException is an Error, too
+  if (error.name === "QuotaExceededError") return "its storage is full";
+  return error.message || error.name;
+}
+
 /** A store that, while another one fails, keeps values in memory, and says so once.
     onFull: called with the reason. */
 export function holdOn(store: Store, onFull: (reason: string) => void): Store {
   const memory = openMemoryStore();
   let told = false;
   const tell = (error: unknown) => {
-    if (!told) onFull(error instanceof Error ? `${error.name}: ${error.message}` : String(error));
+    if (!told) onFull(describe(error));
     told = true;
   };
   return {

@@ -9,6 +9,7 @@ import type { Topics } from "./topics";
 import type { View } from "./view";
 
 const FAILURES = 16; // remembered, to repeat them
+const LOSSES = 300; // shown, since a run may last for weeks
 
 /** Runs tasks. A stopped task never ends. */
 export interface Trainer {
@@ -95,7 +96,8 @@ export class Tasks {
       });
       if (!this.open.includes(open) || !this.office.view.card) return;
       if (task.work === "train") {
-        this.office.change({ loss: outcome.loss, losses: [...this.office.view.losses, { round: task.round, loss: outcome.loss }] });
+        const losses = [...this.office.view.losses, { round: task.round, loss: outcome.loss }].slice(-LOSSES);
+        this.office.change({ loss: outcome.loss, losses });
       }
       const upload = await this.office.outbox.add(task, outcome.update, this.office.chunk, this.office.view.card);
       this.office.say("offer", makeOffer(upload));

@@ -13,7 +13,7 @@ export interface Sent {
  * over: why the device has left the run; empty while it takes part.
  * activity: as heartbeats name it: idle, download, send, or the work of a task.
  * done: progress of the activity, from 0 to 1; null if it is unknown.
- * losses: of each training on this visit, by round.
+ * losses: of the last trainings on this visit, by round.
  * finished: trainings that the coordinator accepted.
  * sent: what left the device, by kind of message.
  * problems: sentences for the person, the latest last.

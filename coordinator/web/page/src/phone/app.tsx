@@ -35,16 +35,23 @@ export function App() {
     // a code works once, and may be opened again on a device that has joined with it
     const joined = await join(token, opened.store).catch((error) => {
       if (!before) throw error;
-      explain(error);
+      if (!token.startsWith(`${before.name}@`)) {
+        setTrouble(`This code does not work (${error.message}). The device goes on in the run ${before.run}, which it joined before.`);
+      }
       return null;
     });
+    if (joined && !(await readMembership(opened.store))) learn({ lasting: false });
     learn({ membership: joined ?? before });
   };
   useEffect(() => void (trouble || enter(takeToken()).catch((error) => { explain(error); learn({ membership: null }); })), []);
   useEffect(() => {
     if (!store || !membership) return;
     const begin = async () => {
-      learn({ card: await readCard(membership, setTrouble), data: (await readData(store)) ?? undefined });
+      const found = await readCard(membership, setTrouble);
+      const kept = await readData(store);
+      const misfit = kept ? explainMisfit(found, describeData(kept)) : "";
+      if (misfit) setTrouble(misfit);
+      learn({ card: found, data: misfit ? undefined : kept ?? undefined });
     };
     begin().catch((error) => { explain(error); learn({ membership: null }); });
   }, [store, membership]);

@@ -14,7 +14,7 @@ export function Lacks({ lasting }: { lasting: boolean }) {
   return (
     <section class="card">
       <h2>What this page cannot do here</h2>
-      {!lasting && <p>This browser stores nothing, as in a private window. After a reload you need a new code.</p>}
+      {!lasting && <p>This browser stores nothing, as in a private window, or when its storage is full. After a reload you need a new code.</p>}
       {!isSecureContext && (
         <>
           <p>The page was not opened over HTTPS. Therefore it cannot</p>

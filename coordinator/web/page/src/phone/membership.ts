@@ -47,6 +47,12 @@ export async function openStore(): Promise<{ store: Store; lasting: boolean }> {
 export function takeToken(): string {
   const found = location.hash.slice(1);
   if (found) history.replaceState(null, "", location.pathname + location.search);
+  return readToken(found);
+}
+
+/** Return the token of a text: of the address in a code, of its fragment, or of the token itself. */
+export function readToken(text: string): string {
+  const found = text.trim().replace(/^.*#/, "");
   try {
     return decodeURIComponent(found);
   } catch {
@@ -69,7 +75,7 @@ export async function join(token: string, store: Store): Promise<Membership | nu
   const membership = { name, password, run };
   const before = await readMembership(store);
   if (before && before.run !== run) await forget(store); // data of another run may not fit this one
-  await store.set(MEMBERSHIP, membership).catch(() => undefined); // the page tells later that nothing lasts
+  await store.set(MEMBERSHIP, membership).catch(() => undefined); // the page says that it does not last
   await store.delete(ATTEMPT).catch(() => undefined);
   return membership;
 }
@@ -124,7 +130,7 @@ export async function keepData(store: Store, data: Dataset): Promise<void> {
 }
 
 export function makeDoor({ name, password }: Membership): Door {
-  const url = new URL("/mqtt", location.href);
+  const url = new URL("../mqtt", location.href); // a proxy may serve the page below a path of its own
   url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
   return { url: url.href, name, password };
 }
@@ -134,15 +140,18 @@ export function readCard(membership: Membership, onTrouble: (words: string) => v
   const topic = new Topics(membership.run, membership.name).card;
   return new Promise((resolve, reject) => {
     let found = false;
+    let lost = false;
     const giveUp = (words: string) => void link.close().then(() => reject(new Error(words)));
     const link = openLink(makeDoor(membership), {
       up: () => {
-        onTrouble("");
+        if (lost) onTrouble("");
+        lost = false;
         link.subscribe(topic);
       },
       down: (_, refused) => {
         if (refused) giveUp("The server no longer accepts this device. Ask for a new code, and scan it.");
-        else if (!found) onTrouble("The connection is lost. The page connects again by itself.");
+        else if (!found && !lost) onTrouble("The connection is lost. The page connects again by itself.");
+        lost = true;
       },
       message: (_, payload) => {
         try {

@@ -34,6 +34,8 @@ export function Participation({ door, run, data, store }: Place) {
   const [paused, setPaused] = useState(false);
   const [hidden, setHidden] = useState(document.hidden);
   const agent = useRef<Agent | null>(null);
+  const reason = paused ? PERSON : hidden ? HIDDEN : "";
+  const wanted = useRef(reason);
   const [worker] = useState<TrainingWorker>(() => openWorker(data));
 
   useEffect(() => {
@@ -49,6 +51,7 @@ export function Participation({ door, run, data, store }: Place) {
         setView(next);
       };
       agent.current = new Agent({ ...equipment, onChange });
+      agent.current.pause(wanted.current); // the page may have been opened in the background
     });
     const others = new BroadcastChannel("espalier");
     others.onmessage = () => void agent.current?.leave(ELSEWHERE);
@@ -62,8 +65,10 @@ export function Participation({ door, run, data, store }: Place) {
       void agent.current?.leave();
     };
   }, []);
-  const reason = paused ? PERSON : hidden ? HIDDEN : "";
-  useEffect(() => agent.current?.pause(reason), [reason, battery]);
+  useEffect(() => {
+    wanted.current = reason;
+    agent.current?.pause(reason);
+  }, [reason]);
   const working = !reason && !view.over;
   useEffect(() => (working ? keepAwake() : undefined), [working]);
 
@@ -82,7 +87,7 @@ export function Participation({ door, run, data, store }: Place) {
       {view.problems.length > 0 && (
         <section class="card" role="log" aria-label="Problems">
           <h2>Problems</h2>
-          {view.problems.map((problem) => <p key={problem}>{problem}</p>)}
+          {view.problems.map((problem, at) => <p key={at}>{problem}</p>)}
         </section>
       )}
       {view.card && !isGone(view.over) && <TryOut card={view.card} worker={worker} />}

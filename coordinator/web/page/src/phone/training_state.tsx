@@ -22,7 +22,7 @@ export function TrainingState({ view, data, battery }: { view: View; data: Datas
       {view.link === "down" && !view.over && (
         <p>The connection is lost{view.reason && ` (${view.reason})`}. The page connects again by itself, and goes on where it stopped.</p>
       )}
-      {view.paused && <p>Paused: {view.paused}.</p>}
+      {view.paused && !view.over && <p>Paused: {view.paused}.</p>}
       {!view.over && view.activity !== "idle" && <progress aria-label={title} max={1} value={view.done ?? undefined} />}
       <dl>
         <Row term="Run">{card ? `${card.run} (${card.model}, ${card.method})` : "unknown"}</Row>
@@ -50,7 +50,7 @@ function describe(view: View): string {
   return ACTIVITIES[view.activity] ?? view.activity;
 }
 
-/** The loss of each training, as a line. */
+/** The losses of the last trainings, as a line. */
 function Curve({ losses }: { losses: View["losses"] }) {
   const highest = Math.max(...losses.map((one) => one.loss), 1e-9);
   const points = losses.map((one, at) => `${(at / (losses.length - 1)) * 300},${78 - (one.loss / highest) * 72}`);

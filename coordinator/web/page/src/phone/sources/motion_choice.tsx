@@ -2,6 +2,7 @@
 import { useState } from "preact/hooks";
 import type { Card } from "../../agent/messages";
 import type { Dataset } from "../../trainer/examples";
+import { ClassField, isClass } from "./class_field";
 import { countByClass, type Labelled, makeDataset } from "./examples";
 import { hasMotion, watchMotion } from "./motion";
 import { useSensor } from "./sensor";
@@ -30,11 +31,8 @@ export function MotionChoice({ network, busy, onMake }: MotionChoice) {
         one of {network.outputs} classes, counted from 0. Record each class for a minute or more.
       </p>
       {!hasMotion() && <p>The browser gives a page the motion sensors only over HTTPS.</p>}
-      <label>
-        Class
-        <input type="number" min={0} max={network.outputs - 1} value={label} disabled={on} onInput={(event) => setLabel(event.currentTarget.valueAsNumber || 0)} />
-      </label>
-      <button type="button" aria-pressed={on} disabled={!hasMotion() || busy || label < 0 || label >= network.outputs} onClick={toggle}>
+      <ClassField label={label} count={network.outputs} disabled={on} onChange={setLabel} />
+      <button type="button" aria-pressed={on} disabled={!hasMotion() || busy || !isClass(label, network.outputs)} onClick={toggle}>
         {on ? "Stop recording" : "Record this class"}
       </button>
       {problem && <p class="alert" role="alert">{problem}</p>}

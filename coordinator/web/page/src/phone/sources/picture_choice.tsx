@@ -2,7 +2,8 @@
 import { useState } from "preact/hooks";
 import type { Card } from "../../agent/messages";
 import type { Dataset } from "../../trainer/examples";
-import { countByClass, makeDataset } from "./examples";
+import { ClassField, isClass } from "./class_field";
+import { countByClass, type Labelled, makeDataset } from "./examples";
 import { guessWhite, readPicture } from "./pictures";
 
 interface PictureChoice {
@@ -26,9 +27,15 @@ export function PictureChoice({ network, busy, onMake }: PictureChoice) {
     y: label,
   });
   const train = async () => {
-    const examples = [];
-    for (const one of chosen) examples.push(await read(one)); // one at a time, since pictures are large
-    return makeDataset("pictures", network, examples);
+    const examples: Labelled[] = [];
+    const failed = new Map<Chosen, string>(); // with the reasons
+    for (const one of chosen) { // one at a time, since pictures are large
+      await read(one).then((example) => examples.push(example), (error) => failed.set(one, String(error.message)));
+    }
+    if (!failed.size) return makeDataset("pictures", network, examples);
+    setChosen(chosen.filter((one) => !failed.has(one)));
+    const [reason] = failed.values();
+    throw new Error(`${reason} ${failed.size === 1 ? "It was" : `It and ${failed.size - 1} more were`} left out.`);
   };
   return (
     <>
@@ -37,13 +44,10 @@ export function PictureChoice({ network, busy, onMake }: PictureChoice) {
         They are scaled to {network.inputs[2]} x {network.inputs[1]} points in the browser, and never leave it. Say what they show:
         one of {network.outputs} classes, counted from 0.
       </p>
-      <label>
-        Class
-        <input type="number" min={0} max={network.outputs - 1} value={label} onInput={(event) => setLabel(event.currentTarget.valueAsNumber || 0)} />
-      </label>
+      <ClassField label={label} count={network.outputs} onChange={setLabel} />
       <label>
         Pictures of this class
-        <input type="file" accept="image/*" multiple disabled={busy || label < 0 || label >= network.outputs} onChange={(event) => { add(event.currentTarget.files); event.currentTarget.value = ""; }} />
+        <input type="file" accept="image/*" multiple disabled={busy || !isClass(label, network.outputs)} onChange={(event) => { add(event.currentTarget.files); event.currentTarget.value = ""; }} />
       </label>
       <label class="box">
         <input type="checkbox" checked={inverted} onChange={(event) => setInverted(event.currentTarget.checked)} />
