@@ -43,15 +43,17 @@ window.Worker = class extends Plain {
 
 
 def list_start_arguments(
-    folder: Path, run: str, ports: tuple[int, int], settings: Iterable[str]
+    folder: Path, run: str, ports: tuple[int | None, int], settings: Iterable[str]
 ) -> list[str]:
     """Return the arguments of `coordinator start` for a run that serves phones. folder: of the
-    runs' folder and the authority. ports: of the broker and the page. settings: as KEY=VALUE.
+    runs' folder and the authority. ports: of the broker, None if it runs already, and of the page.
+    settings: as KEY=VALUE.
     """
+    broker = [] if ports[0] is None else ["--port", str(ports[0])]
     given = *settings, f"broker.pki={folder / 'pki'}"
     return [
         *("start", "--name", run, "--runs", str(folder / "runs"), "--format", "json"),
-        *("--port", str(ports[0]), "--phones", f"{HOST}:{ports[1]}"),
+        *(*broker, "--phones", f"{HOST}:{ports[1]}"),
         *(part for one in given for part in ("--set", one)),
     ]
 

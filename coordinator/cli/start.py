@@ -70,6 +70,7 @@ __all__ = ["start"]
     help=f"also serve the page with which phones join, by default at {PHONES}; `coordinator enroll "
     "NAME --phone` prints a code for one phone",
 )
+@config_flag("--phones-url", key="phones.url", metavar="URL")
 @config_flag("--phones-certificate", key="phones.certificate", metavar="FILE")
 @config_flag("--phones-key", key="phones.key", metavar="FILE")
 @config_flag("--phones-tls", key="phones.tls", is_flag=True, default=None)

@@ -15,7 +15,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from coordinator.access.configured_authority import open_authority
 from coordinator.broker.local_addresses import find_reachable_hosts
@@ -25,7 +24,11 @@ from coordinator.web_certificate import ServedCertificate
 from federated.errors import ConfigError, MissingExtra, explain_os_errors
 from federated.runtime.connection_limits import listen
 from federated.runtime.console import Say
-from federated.runtime.listen_address import ListenAddress, parse_listen_address
+from federated.runtime.listen_address import (
+    ListenAddress,
+    check_public_url,
+    parse_listen_address,
+)
 from federated.runtime.server_process import Poller, ServerProcess, become_server
 
 __all__ = ["serve_transfers"]
@@ -104,13 +107,7 @@ def check_exposure(config: Config, address: ListenAddress, files: CertificateFil
     """Raise ConfigError for a server that others could read along, or a wrong http.url."""
     url = config.http.url
     if url:
-        try:
-            parts = urlsplit(url)
-            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query
-        except ValueError:
-            valid = False
-        if not valid or "@" in parts.netloc or parts.fragment:
-            raise ConfigError(f"http.url: expected http(s)://HOST[:PORT][/PATH], found '{url}'")
+        check_public_url(url, "http.url")
     if not files.certificate and not address.local and not url.startswith("https://"):
         raise ConfigError(
             f"http.listen = '{config.http.listen}': other machines would transfer without TLS: "

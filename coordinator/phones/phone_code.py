@@ -38,7 +38,8 @@ def format_page_url(page: str, token: Token) -> str:
     parts = urlsplit(page)
     host = f"[{token.host}]" if ":" in token.host else token.host
     fragment = quote(str(token), safe="@:/-")
-    return f"{parts.scheme}://{host}:{parts.port}{parts.path}#{fragment}"
+    port = "" if parts.port is None else f":{parts.port}"
+    return f"{parts.scheme}://{host}{port}{parts.path}#{fragment}"
 
 
 def draw_code(text: str) -> str:

@@ -179,7 +179,9 @@ def make_application(site: PhoneSite, enrolment: PhoneEnrolment, pipes: Pipes) -
             Route(f"{PAGE}join", join, methods=["POST"]),
             Route(f"{PAGE}digits", send_digits),
             WebSocketRoute("/mqtt", connect),
-            Route("/", lambda request: RedirectResponse(PAGE)),
+            # relative, since a proxy may serve them with HTTPS, or below a path of its own
+            Route("/", lambda request: RedirectResponse(PAGE[1:])),
+            Route(PAGE[:-1], lambda request: RedirectResponse(PAGE[1:])),
             Mount(PAGE.rstrip("/"), PageFiles(directory=site.files)),
         ],
         exception_handlers={

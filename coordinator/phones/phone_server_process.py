@@ -26,7 +26,7 @@ from coordinator.web_certificate import ServedCertificate
 from federated.errors import ConfigError, EspalierError, MissingExtra, explain_os_errors
 from federated.runtime.connection_limits import listen
 from federated.runtime.console import Say
-from federated.runtime.listen_address import ListenAddress, parse_listen_address
+from federated.runtime.listen_address import ListenAddress, check_public_url, parse_listen_address
 from federated.runtime.server_process import Poller, ServerProcess, become_server
 from federated.wire.mqtt_address import parse_mqtt_address
 
@@ -70,7 +70,8 @@ def serve_phones(config: Config, broker: str, say: Say) -> Iterator[None]:
             ServerProcess("phones", __name__, listening, arguments, {BROKER: broker})
         ) as process:
             host = f"[{address.host}]" if ":" in address.host else address.host
-            url = f"{'https' if certificate else 'http'}://{host}:{process.port}{PAGE}"
+            own = f"{'https' if certificate else 'http'}://{host}:{process.port}"
+            url = (phones.url.rstrip("/") or own) + PAGE
             authority.registry.set_fact(FACT, url)
             say(f"phones join at {url}: coordinator enroll NAME --phone prints a code for one")
             with closing(Poller("phones", process.restart_if_dead)):
@@ -78,11 +79,13 @@ def serve_phones(config: Config, broker: str, say: Say) -> Iterator[None]:
 
 
 def check_settings(phones: Phones) -> None:
-    if not phones.listen and (phones.tls or phones.certificate):
+    if not phones.listen and (phones.tls or phones.certificate or phones.url):
         raise ConfigError(
-            "phones.tls and phones.certificate are for the phones' page, which is not served: set "
-            "phones.listen, or start with --phones"
+            "phones.tls, phones.certificate and phones.url are for the phones' page, which is not "
+            "served: set phones.listen, or start with --phones"
         )
+    if phones.url:
+        check_public_url(phones.url, "phones.url")
     if phones.tls and phones.certificate:
         raise ConfigError(
             "phones.tls and phones.certificate cannot be combined: choose a certificate of the "

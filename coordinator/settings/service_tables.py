@@ -127,6 +127,13 @@ class Phones(Record, frozen=True):
     listen: Annotated[
         str, Meta(description="Address of the phones' page, as HOST:PORT; empty: no page.")
     ] = ""
+    url: Annotated[
+        str,
+        Meta(
+            description="Address at which phones reach the server of their page, such as that of a "
+            "reverse proxy; empty: https:// or http://, this machine's address and the port."
+        ),
+    ] = ""
     certificate: Annotated[
         str, Meta(description="Certificate file of the phones' page; empty: HTTP without TLS.")
     ] = ""

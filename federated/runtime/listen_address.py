@@ -1,14 +1,15 @@
-"""Parse the address that an HTTP server listens on."""
+"""Parse the address that an HTTP server listens on, and check that at which others reach it."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from federated.errors import UsageError
+from federated.errors import ConfigError, UsageError
 
-__all__ = ["ListenAddress", "is_loopback", "parse_listen_address"]
+__all__ = ["ListenAddress", "check_public_url", "is_loopback", "parse_listen_address"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,20 @@ def parse_listen_address(text: str, setting: str, example: str) -> ListenAddress
         raise UsageError(
             f"{setting}: expected an address of this machine, found '{host}': {error}"
         ) from error
+
+
+def check_public_url(url: str, setting: str) -> None:
+    """Check the address of a server that clients are told. Raises ConfigError.
+
+    setting: its name, for the error message.
+    """
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ConfigError(f"{setting}: expected http(s)://HOST[:PORT][/PATH], found '{url}'")
 
 
 def is_loopback(host: str) -> bool:

@@ -17,13 +17,14 @@ from coordinator.built_page import PACKAGE
 from tests.support.processes import COORDINATOR, ROOT, Running, Start, wait_for_words
 
 __all__ = [
-    "AXE",
     "PAGE_TEST",
     "PATIENCE",
     "RUN",
     "SETTINGS",
     "browser",
+    "find_violations",
     "join",
+    "list_stored",
     "needs_page",
     "open_page",
     "read_state",
@@ -50,6 +51,14 @@ SETTINGS = (
     *("rounds=100000", "broker.kind=embedded", "fleet.min_agents=1"),
 )
 RUN = "phones"
+# in IndexedDB, by the page
+LIST_STORED = """() => new Promise(resolve => {
+  const opened = indexedDB.open("espalier");
+  opened.onsuccess = () => {
+    const asked = opened.result.transaction("device").objectStore("device").getAllKeys();
+    asked.onsuccess = () => { opened.result.close(); resolve(asked.result); };
+  };
+})"""
 
 
 @pytest.fixture
@@ -58,12 +67,18 @@ def browser() -> Iterator[Any]:
         yield started
 
 
-def start_run(tmp_path: Path, start: Start, *settings: str) -> tuple[Running, str]:
-    """Start a coordinator that serves phones. Return it and the address of its broker."""
-    ports = find_free_port(HOST, 0), find_free_port(HOST, 0)
-    process = start(*COORDINATOR, *list_start_arguments(tmp_path, RUN, ports, settings))
+def start_run(
+    tmp_path: Path, start: Start, *settings: str, broker: str | None = None, page: int = 0
+) -> tuple[Running, str]:
+    """Start a coordinator that serves phones. Return it and the address of its broker. broker: a
+    running one. page: port of the page.
+    """
+    own = find_free_port(HOST, 0)
+    ports = None if broker else own, find_free_port(HOST, page)
+    given = *settings, *([f"broker.url={broker}"] if broker else [])
+    process = start(*COORDINATOR, *list_start_arguments(tmp_path, RUN, ports, given))
     assert wait_for_words(process, tmp_path / "0.err", "phones join at")
-    return process, f"{HOST}:{ports[0]}"
+    return process, broker or f"{HOST}:{own}"
 
 
 def open_page(browser: Any, folder: Path, name: str, shard: str, **context: Any) -> Any:
@@ -74,6 +89,23 @@ def open_page(browser: Any, folder: Path, name: str, shard: str, **context: Any)
 
 def join(browser: Any, folder: Path, name: str, shard: str, **context: Any) -> Any:
     return phone_pages.join(open_page(browser, folder, name, shard, **context))
+
+
+def find_violations(page: Any) -> list[str]:
+    """Return what axe finds in the page as it is now, in both colour schemes."""
+    page.evaluate(AXE.read_text())
+    found = list[str]()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        violations = page.evaluate("axe.run().then(found => found.violations)")
+        found += [f"{scheme}: {one['id']}: {one['help']}" for one in violations]
+    return found
+
+
+def list_stored(page: Any) -> list[str]:
+    """Return the names of what the page keeps in the browser."""
+    found: list[str] = page.evaluate(LIST_STORED)
+    return found
 
 
 def read_state(page: Any) -> str:

@@ -1,5 +1,5 @@
-"""The phones' page at a name in the network, in a real browser: over HTTPS with a certificate of
-the fleet's authority it can do everything; over plain HTTP it trains, and says what it lacks.
+"""The phones' page at a name in the network, in a real browser: over HTTPS it can do everything;
+over plain HTTP it trains, and says what it lacks.
 """
 
 from __future__ import annotations
@@ -7,17 +7,29 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.phones.phone_pages import find_code, join, make_page, scan_code
+from benchmarks.phones.phone_pages import HOST, find_code, join, make_page, scan_code
 from benchmarks.web_page.browser import open_chromium
+from coordinator.access.certificate_authority import Authority
+from coordinator.broker.local_addresses import find_free_port
 from federated.data import loading
-from tests.support.phone_pages import PAGE_TEST, PATIENCE, SETTINGS, read_state, start_run
+from tests.support.phone_pages import (
+    PAGE_TEST,
+    PATIENCE,
+    SETTINGS,
+    find_violations,
+    read_state,
+    start_run,
+)
 from tests.support.phone_pictures import make_picture, name_class
 from tests.support.processes import Start
+from tests.support.reverse_proxy import PREFIX, needs_nginx, run_proxy
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, *PAGE_TEST]
@@ -56,34 +68,71 @@ def list_encodings(page: Any) -> set[str]:
     return found
 
 
+@contextmanager
+def serve_https(way: str, folder: Path, start: Start) -> Iterator[Path]:
+    """Start a run that serves phones at NAME. Yield the authority that phones must trust."""
+    if way == "authority":
+        start_run(folder, start, *SETTINGS, "phones.tls=true", f'broker.hosts=["{NAME}"]')
+        yield folder / "pki" / "ca.pem"
+        return
+    with closing(Authority(folder / "other", [NAME])) as other:
+        pem = other.server  # certificate and key
+    if way == "certificate":
+        start_run(folder, start, *SETTINGS, f"phones.certificate={pem}", f"phones.key={pem}")
+        yield other.ca
+        return
+    port, page = find_free_port(HOST, 0), find_free_port(HOST, 0)
+    url = f"https://{NAME}:{port}{PREFIX}"
+    start_run(folder, start, *SETTINGS, f"phones.url={url}", page=page)
+    with run_proxy(folder / "proxy", f"{HOST}:{port}", f"{HOST}:{page}", pem):
+        yield other.ca
+
+
 @pytest.mark.skipif(shutil.which("certutil") is None, reason="certutil is not installed")
-def test_a_phone_that_trusts_the_authority_can_do_everything(tmp_path: Path, start: Start) -> None:
-    start_run(tmp_path, start, *SETTINGS, "phones.tls=true", f'broker.hosts=["{NAME}"]')
-    for home in ("stranger", "friend"):
-        (tmp_path / home).mkdir()
-    code = find_code(tmp_path, "p0", NAME)
-    assert code.startswith(f"https://{NAME}:")
-    with (
-        open_chromium(RESOLVE, home=tmp_path / "stranger") as browser,
-        pytest.raises(Exception, match="ERR_CERT_AUTHORITY_INVALID"),
-    ):
-        scan_code(make_page(browser), code, "0/1")
-    trust(tmp_path / "friend", tmp_path / "pki" / "ca.pem")
-    with open_chromium(RESOLVE, home=tmp_path / "friend") as browser:
-        page = make_page(browser, RECORD_LOCKS)
-        encodings, sockets = list_encodings(page), list[str]()
-        page.on("websocket", lambda socket: sockets.append(socket.url))
-        join(scan_code(page, code, "0/1"))
-        assert page.evaluate("isSecureContext && crossOriginIsolated")
-        eventually(lambda: page.wait_for_timeout(200) or read_state(page) == "Training", PATIENCE)
-        assert encodings == {"br"}
-        assert sockets
-        assert all(one.startswith(f"wss://{NAME}:") for one in sockets)
-        assert page.get_by_text("What this page cannot do here").count() == 0
-        page.get_by_text("Battery").wait_for()
-        assert page.evaluate(COUNT_LOCKS) == 1
-        page.get_by_role("button", name="Pause").click()
-        eventually(lambda: page.evaluate(f"{COUNT_LOCKS} === 0"), PATIENCE)
+@pytest.mark.parametrize(
+    "way", ["authority", "certificate", pytest.param("proxy", marks=needs_nginx)]
+)
+def test_over_https_a_phone_can_do_everything(way: str, tmp_path: Path, start: Start) -> None:
+    """With a certificate of the fleet's authority, with a given one, or behind a reverse proxy that
+    serves it below a path of its own.
+    """
+    with serve_https(way, tmp_path, start) as authority:
+        for home in ("stranger", "friend"):
+            (tmp_path / home).mkdir()
+        code = find_code(tmp_path, "p0", NAME)
+        assert code.startswith(f"https://{NAME}:")
+        with (
+            open_chromium(RESOLVE, home=tmp_path / "stranger") as browser,
+            pytest.raises(Exception, match="ERR_CERT_AUTHORITY_INVALID"),
+        ):
+            scan_code(make_page(browser), code, "0/1")
+        trust(tmp_path / "friend", authority)
+        with open_chromium(RESOLVE, home=tmp_path / "friend") as browser:
+            page = make_page(browser, RECORD_LOCKS)
+            check_everything(page, code)
+        if way == "proxy":
+            requests = (tmp_path / "proxy" / "access.log").read_text()
+            assert f"POST {PREFIX}/phone/join" in requests
+            assert code.partition("/1-")[2].split("-")[0] not in requests, "the token is in no log"
+
+
+def check_everything(page: Any, code: str) -> None:
+    """Let a phone join and train, and check what browsers give a page only over HTTPS."""
+    encodings, sockets = list_encodings(page), list[str]()
+    page.on("websocket", lambda socket: sockets.append(socket.url))
+    join(scan_code(page, code, "0/1"))
+    assert page.evaluate("isSecureContext && crossOriginIsolated")
+    eventually(lambda: page.wait_for_timeout(200) or read_state(page) == "Training", PATIENCE)
+    assert encodings == {"br"}
+    assert sockets
+    place = code.partition("/phone/")[0].replace("https", "wss")
+    assert {*sockets} == {f"{place}/mqtt"}
+    assert page.get_by_text("What this page cannot do here").count() == 0
+    page.get_by_text("Battery").wait_for()
+    assert find_violations(page) == []
+    assert page.evaluate(COUNT_LOCKS) == 1
+    page.get_by_role("button", name="Pause").click()
+    eventually(lambda: page.evaluate(f"{COUNT_LOCKS} === 0"), PATIENCE)
 
 
 def test_without_https_a_phone_trains_and_says_what_it_lacks(tmp_path: Path, start: Start) -> None:
@@ -119,3 +168,4 @@ def test_without_https_a_phone_trains_and_says_what_it_lacks(tmp_path: Path, sta
         assert page.get_by_role("button", name="Use the camera").count() == 0
         assert encodings == {"gzip"}
         assert "--phones-tls" in lacks.inner_text()
+        assert find_violations(page) == []

@@ -15,6 +15,8 @@ from federated.errors import ConfigError
     [
         (Phones(tls=True), "which is not served"),
         (Phones(certificate="cert.pem", key="key.pem"), "which is not served"),
+        (Phones(url="https://h"), "which is not served"),
+        (Phones(listen="127.0.0.1:0", url="https://h#x"), "phones.url: expected http"),
         (
             Phones(listen="127.0.0.1:0", tls=True, certificate="cert.pem", key="key.pem"),
             "cannot be combined",
