@@ -21,7 +21,15 @@ from benchmarks.web_page.browser import open_chromium
 from coordinator.access.configured_authority import open_authority
 from coordinator.settings.service_tables import Broker
 from federated.data import loading
-from tests.support.phone_pages import PAGE_TEST, PATIENCE, SETTINGS, join, read_state, start_run
+from tests.support.phone_pages import (
+    PAGE_TEST,
+    PATIENCE,
+    SETTINGS,
+    find_violations,
+    join,
+    read_state,
+    start_run,
+)
 from tests.support.phone_pictures import name_class, write_video
 from tests.support.processes import Start
 from tests.support.waiting import eventually
@@ -99,6 +107,7 @@ def test_codes_that_do_not_work_and_other_sites_are_refused(
     late = open_tab(browser)
     late.goto(f"{url}#{expired}")
     late.get_by_role("alert").get_by_text("expired").wait_for(timeout=60_000)
+    assert find_violations(late) == []
 
     frame = f'<iframe src="{url}"></iframe>'
     with serve_site(tmp_path, **{"frame.html": frame, "empty.html": ""}) as site:
@@ -159,6 +168,7 @@ def test_the_network_is_tried_while_the_page_is_hidden(
     page.wait_for_timeout(5000)  # some rounds of training
     page.evaluate("window.hideNow = true")
     page.get_by_text("Paused: the page is in the background").wait_for(timeout=60_000)
+    assert find_violations(page) == []
     found = [name_class(page, x, f"{at}.png") for at, x in enumerate(held.x_held[:8])]
     right = [a == b for a, b in zip(found, held.y_held[:8], strict=True)]
     assert sum(right) >= 6, found
@@ -195,6 +205,7 @@ def test_the_network_names_what_the_camera_sees(tmp_path: Path, start: Start) ->
         assert read_state(page) not in {"Finished", "No connection"}
         heard = page.get_by_role("status").get_by_text(f"class {label}", exact=True)
         heard.wait_for(timeout=60_000, state="attached")
+        assert find_violations(page) == []
         page.get_by_role("button", name="Stop the camera").click()
         page.get_by_role("button", name="Use the camera").wait_for()
         assert page.evaluate("document.querySelector('video').srcObject") is None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.phone_pages import PAGE_TEST, PATIENCE, open_page, start_run
+from tests.support.phone_pages import PAGE_TEST, PATIENCE, find_violations, open_page, start_run
 from tests.support.processes import Start
 from tests.support.waiting import eventually
 
@@ -88,6 +88,7 @@ def test_a_phone_learns_activities_from_its_motion(
         record.click()
         many = re.compile(rf"Class {label}: [{PIECES}-9] pieces")
         page.get_by_text(many).wait_for(timeout=60_000)
+        assert find_violations(page) == []
         page.get_by_role("button", name="Stop recording").click()
     turned = page.evaluate(READ_ROTATION)
     assert turned == pytest.approx(TURNING[1], abs=1e-3), "around x, y and z, as the page assumes"
@@ -108,6 +109,7 @@ def test_a_phone_learns_activities_from_its_motion(
         )
     status = page.get_by_role("status").get_by_text("class 0", exact=True)
     status.wait_for(timeout=60_000, state="attached")
+    assert find_violations(page) == []
     page.get_by_role("button", name="Stop the motion sensors").click()
 
 

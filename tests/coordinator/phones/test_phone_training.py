@@ -15,7 +15,7 @@ from benchmarks.phones.python_training import repeat_training
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate_run
 from coordinator.store.run_store import Store
-from tests.support.phone_pages import PAGE_TEST, PATIENCE, RUN, join, start_run
+from tests.support.phone_pages import PAGE_TEST, PATIENCE, RUN, find_violations, join, start_run
 from tests.support.processes import Start
 
 pytestmark = [pytest.mark.slow, *PAGE_TEST]
@@ -65,6 +65,7 @@ def test_browsers_learn_what_a_simulation_learns(
     pages = [join(browser, tmp_path, f"d{index}", f"{index}/2") for index in range(2)]
     for page in pages:
         page.get_by_text("Finished").wait_for(timeout=PATIENCE * 1000)
+        assert find_violations(page) == []
     assert process.wait(120) == 0
     losses, tensors = read_results(tmp_path / "runs", RUN)
     wanted, trained = read_results(tmp_path / "runs", "s")
