@@ -59,12 +59,13 @@ export function App() {
     return () => removeEventListener("hashchange", follow);
   }, []);
   const known = runs?.some((one) => one.run === address.run);
+  useEffect(() => void load(), [address.run]);
+  // Preact keeps what `Run` showed when this component was last drawn, so it is drawn seldom
   useEffect(() => {
-    void load();
     if (known) return;
     const timer = setInterval(load, 5000);
     return () => clearInterval(timer);
-  }, [address.run, known]);
+  }, [known]);
   const title = address.run ? `${address.run}: ${VIEWS[address.view]}` : "Runs";
   useEffect(() => {
     document.title = `${title} - Espalier`;

@@ -10,7 +10,7 @@ export interface Numbers {
 
 const SAMPLE = 50; // rows that decide what a column has
 const LONG = 30; // characters of a text that may need several lines
-const AMOUNT = /^[\d.]+ (B|kB|MB|GB|TB|µs|ms|s|min|h|°C)(\/s)?$/;
+const AMOUNT = /^[\d.]+( (B|kB|MB|GB|TB|µs|ms|s|min|h|°C)(\/s)?)?$/;
 
 /** What a column has: numbers, perhaps with units, which are aligned at their right, or long texts,
  * which are broken into lines. */
