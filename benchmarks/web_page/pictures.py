@@ -23,6 +23,7 @@ from coordinator.simulate.demo_fleet import (
     python_command,
     run_command,
 )
+from coordinator.views.agent_table import describe_agents
 from coordinator.views.run_status import describe_status
 from coordinator.web.page_server import PageServer, Site
 from coordinator.web.sign_in import TokenHolder
@@ -149,9 +150,18 @@ def start_canary(stack: ExitStack, run: PicturedRun) -> None:
 
 
 def release(run: PicturedRun, *options: str) -> None:
-    command = ("release", RUN, "--runs", str(run.runs), "--broker", run.broker, "--format", "json")
-    made = python_command("coordinator.cli", *command, *options)
-    run_command("release", made, run.runs, say=lambda line: None)
+    """Release the last round's submodels of the agents that infer: an export of all takes long."""
+    agents = describe_agents(RUN, run.runs)["agents"]
+    wanted = {one["submodel"] for one in agents if one["agent"] in (CANARY, STABLE)}
+    bundle = run.runs / f"release-{count_rounds(run.runs)}"
+    submodels = [part for name in sorted(wanted) for part in ("--submodel", name)]
+    for command in (
+        ["export", "--out", str(bundle), *submodels],
+        ["release", "--bundle", str(bundle), "--broker", run.broker, *options],
+    ):
+        command += [RUN, "--runs", str(run.runs), "--format", "json"]
+        made = python_command("coordinator.cli", *command)
+        run_command(command[0], made, run.runs, say=lambda line: None)
 
 
 def infer_command(run: PicturedRun, name: str) -> list[str]:
