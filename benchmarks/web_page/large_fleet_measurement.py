@@ -39,7 +39,7 @@ SILENCE = 300.0  # seconds without a round until the benchmark fails
 HEAP_EVERY = 5.0  # seconds between samples of the page's memory
 GROWTH = 1.05  # of the page's memory, from the first quarter to the last, that counts as flat
 # rounds until the page's memory counts. In two rounds, V8 compiles the code that shows every stage
-# of a task, and enlarges its cache of numbers as text: 0.3 MB, once.
+# of a task, and enlarges its cache of numbers as text: about 0.2 MB, once.
 WARM_UP = 2
 DELAY = 30.0  # seconds that an agent trains; with it, a thousand agents send about 200 messages/s
 SETTINGS = {
