@@ -58,6 +58,10 @@ COMMANDS = {
     "inference": LazyCommand(
         "benchmarks.inference:command", "Time inference with exported networks and with PyTorch."
     ),
+    "mixed": LazyCommand(
+        "benchmarks.training_graphs.mixed_run:command",
+        "Train in one run with and without PyTorch.",
+    ),
     "networks": LazyCommand(
         "benchmarks.library_networks:command",
         "Try networks of torchvision and timm.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,8 @@ from coordinator.simulate import demo_fleet
 from coordinator.simulate.demo_fleet import DEVICES, DemoOptions, run_demo
 from coordinator.store import control_requests
 from coordinator.store.run_store import Store
-from tests.support.processes import AGENT, COORDINATOR, ROOT, Running, Start, wait_for_words
+from tests.support.processes import AGENT, COORDINATOR, Running, Start, wait_for_words
+from tests.support.python_without_torch import hide_packages, write_python
 from tests.support.waiting import eventually
 
 # an export has a low priority, so a busy machine delays it
@@ -27,9 +27,6 @@ pytestmark = [
     pytest.mark.timeout(2 * PATIENCE),
 ]
 
-BLOCKED = """
-raise ModuleNotFoundError(f"No module named '{__name__}'", name=__name__)
-"""
 # not forked from a process that has imported PyTorch
 FREE_AGENT = [sys.executable, "-c", "from edge_agent.cli.main import main; main()"]
 RUN = ("--method", "fedavg", "--min-agents", "1", "--name", "mixed", "--rounds", "100000")
@@ -47,11 +44,7 @@ def build():
 @pytest.fixture
 def without_torch(tmp_path: Path) -> dict[str, str]:
     """The environment of processes that cannot import PyTorch, ONNX or the packages of extras."""
-    blocked = tmp_path / "blocked"
-    blocked.mkdir()
-    for name in ("torch", "torchvision", "onnx", "onnxscript", "safetensors", "immutables"):
-        (blocked / f"{name}.py").write_text(BLOCKED)
-    return {"PYTHONPATH": os.pathsep.join([str(blocked), str(ROOT)])}
+    return {"PYTHONPATH": hide_packages(tmp_path)}
 
 
 def start_run(tmp_path: Path, start: Start, *settings: str) -> tuple[Running, str]:
@@ -153,15 +146,11 @@ def test_an_operator_without_translation_is_named_and_the_round_goes_on(
 
 
 def test_the_demo_reaches_its_accuracy_with_four_devices_without_pytorch(
-    tmp_path: Path, without_torch: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limits are those of `.ci/check_demo.py`, for one with PyTorch."""
     monkeypatch.setattr(demo_fleet, "SILENCE", PATIENCE)
-    program, said = tmp_path / "python", list[str]()
-    program.write_text(
-        f'#!/bin/sh\nPYTHONPATH={without_torch["PYTHONPATH"]} exec {sys.executable} "$@"\n'
-    )
-    program.chmod(0o755)
+    program, said = write_python(tmp_path), list[str]()
     options = DemoOptions(
         limited=False, kind="embedded", keep=tmp_path / "demo", python=str(program)
     )

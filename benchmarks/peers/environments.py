@@ -1,5 +1,6 @@
 """Make the virtual environments of the compared projects (peers), once per user. They share the
-packages of this environment, such as torch, and hold only what a peer needs in other versions.
+packages of this environment, such as torch, and hold only what a peer needs in other versions. An
+environment of this project without extras shares nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ import click
 from federated.errors import ConfigError
 from federated.runtime.console import Say
 
-__all__ = ["PEERS", "choose_peers", "find_installed", "list_versions", "set_up"]
+__all__ = [
+    "PEERS",
+    "choose_peers",
+    "find_installed",
+    "install_without_extras",
+    "list_versions",
+    "set_up",
+]
+
+ROOT = Path(__file__).parents[2]
 
 PEERS: Mapping[str, str] = {
     "flwr": "flwr==1.42.0",
@@ -69,15 +79,42 @@ def set_up(peer: str) -> Path:
     if it cannot be installed.
     """
     home = folder() / PEERS[peer].replace("==", "-")
-    python, done = home / "bin" / "python", home / "installed"
+    done = home / "installed"
     if not done.exists():
-        packages = home / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-        try:
-            subprocess.run([sys.executable, "-m", "venv", home], check=True)  # noqa: S603
-            (packages / "base.pth").write_text(sysconfig.get_path("purelib") + "\n")
-            install = [python, "-m", "pip", "install", "--quiet", PEERS[peer]]
-            subprocess.run([str(word) for word in install], check=True)  # noqa: S603
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise ConfigError(f"cannot install the peer {peer} into {home}: {error}") from error
+        create(home, f"the peer {peer}", [PEERS[peer]], shared=True)
         done.touch()
+    return find_python(home)
+
+
+def install_without_extras(home: Path) -> Path:
+    """Install this checkout without extras, so without PyTorch, into a new environment, and return
+    its Python. Raises ConfigError, also if this Python imports PyTorch.
+    """
+    wanted = ["-c", str(ROOT / "constraints.txt"), "-e", str(ROOT)]
+    create(home, "this project", wanted, shared=False)
+    python = find_python(home)
+    tried = subprocess.run([python, "-c", "import torch"], capture_output=True)  # noqa: S603
+    if tried.returncode == 0:
+        raise ConfigError(f"{python} imports PyTorch: remove its folder from PYTHONPATH")
     return python
+
+
+def create(home: Path, title: str, wanted: Sequence[str], *, shared: bool) -> None:
+    """Create an environment and install packages into it.
+
+    title: of what is installed. wanted: arguments of `pip install`. shared: also find the packages
+    of this environment. Raises ConfigError.
+    """
+    packages = home / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    try:
+        subprocess.run([sys.executable, "-m", "venv", home], check=True)  # noqa: S603
+        if shared:
+            (packages / "base.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        install = [str(find_python(home)), "-m", "pip", "install", "--quiet", *wanted]
+        subprocess.run(install, check=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ConfigError(f"cannot install {title} into {home}: {error}") from error
+
+
+def find_python(home: Path) -> Path:
+    return home / "bin" / "python"

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from export.pytorch_to_onnx import convert, import_onnx
 from export.trainstep.decompositions.table import DECOMPOSITIONS
 from export.trainstep.named_tensor_function import GraphFunction
+from export.trainstep.recomputed_attention import RecomputedAttention
 from federated.errors import ExportError
 from federated.onnx_graph_contents import refuse_foreign_operators
 
@@ -73,7 +74,7 @@ def trace(function: GraphFunction, examples: Sequence[Tensor]) -> tuple[GraphMod
         _allow_non_fake_inputs=True,  # the network's constants
     )
     # the gradient of fused attention is one operator, which ONNX lacks
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), RecomputedAttention():
         warnings.simplefilter("ignore")
         try:
             traced = tracing(*examples)

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch._decomp import get_decompositions
 
+from export.trainstep.decompositions.activations import (
+    differentiate_hardtanh,
+    differentiate_threshold,
+)
 from export.trainstep.decompositions.convolution import differentiate_convolution
 from export.trainstep.decompositions.indexing import differentiate_select, differentiate_slice
 from export.trainstep.decompositions.pooling import (
@@ -34,9 +38,11 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     **get_decompositions(ACTIVATIONS),
     aten.avg_pool2d_backward.default: differentiate_average_pool,
     aten.convolution_backward.default: differentiate_convolution,
+    aten.hardtanh_backward.default: differentiate_hardtanh,
     aten.max_pool2d_with_indices_backward.default: differentiate_max_pool,
     aten.select_backward.default: differentiate_select,
     aten.slice_backward.default: differentiate_slice,
+    aten.threshold_backward.default: differentiate_threshold,
     aten.upsample_bilinear2d.default: interpolate,
     aten.upsample_bilinear2d_backward.default: differentiate_interpolation,
 }

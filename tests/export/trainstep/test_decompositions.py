@@ -1,4 +1,4 @@
-"""The gradients of convolution, pooling, interpolation, indices and slices are autograd's."""
+"""The gradients of ReLU, convolution, pooling, interpolation, indices and slices are autograd's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from export.trainstep.decompositions.activations import (
+    differentiate_hardtanh,
+    differentiate_threshold,
+)
 from export.trainstep.decompositions.convolution import differentiate_convolution
 from export.trainstep.decompositions.indexing import differentiate_select, differentiate_slice
 from export.trainstep.decompositions.pooling import (
@@ -58,6 +62,15 @@ def test_convolution(case) -> None:
     )
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_activations_that_cut_off() -> None:
+    x = torch.tensor([-1.0, 0.0, 0.5, 6.0, 7.0], requires_grad=True)  # also at the kinks
+    g = torch.arange(1.0, 6.0)
+    (wanted,) = torch.autograd.grad(F.relu6(x), x, g)
+    assert torch.equal(differentiate_hardtanh(g, x.detach(), 0.0, 6.0), wanted)
+    (wanted,) = torch.autograd.grad(y := F.relu(x), x, g)
+    assert torch.equal(differentiate_threshold(g, y.detach(), 0.0), wanted)
 
 
 def test_convolution_omits_gradients_that_nobody_asks_for() -> None:

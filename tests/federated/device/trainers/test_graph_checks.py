@@ -97,6 +97,15 @@ WRONG = {
         lambda: make_model(nodes=[make_node("MatMul", ["x", "x"], ["r"])]),
         "MatMul",
     ),
+    "an operator that this runtime lacks": (
+        lambda: make_model(
+            nodes=[
+                make_node("Cast", ["y"], ["whole"], to=TensorProto.INT64),
+                make_node("Relu", ["whole"], ["r"]),
+            ]
+        ),
+        "Could not find an implementation for Relu",
+    ),
     "a missing input": (
         lambda: make_model(nodes=[make_node("Neg", ["nothing"], ["r"])]),
         "nothing",
