@@ -36,7 +36,7 @@ export function App() {
     const joined = await join(token, opened.store).catch((error) => {
       if (!before) throw error;
       if (!token.startsWith(`${before.name}@`)) {
-        setTrouble(`This code does not work (${error.message}). The device goes on in the run ${before.run}, which it joined before.`);
+        setTrouble(`${error.message} The device goes on in the run ${before.run}, which it joined before.`);
       }
       return null;
     });

@@ -70,7 +70,8 @@ export async function join(token: string, store: Store): Promise<Membership | nu
   const { name, password, run } = found;
   if (!answer.ok || !name || !password || !run) {
     if (isFinal(answer.status)) await store.delete(ATTEMPT).catch(() => undefined); // it would be refused again
-    throw new Error(found.error ?? `The server refused the code (status ${answer.status}). Ask for a new one.`);
+    const reason = found.error ?? `status ${answer.status}`;
+    throw new Error(`The server refused the code: ${reason}.`);
   }
   const membership = { name, password, run };
   const before = await readMembership(store);
