@@ -133,17 +133,18 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 def is_heap_flat(heaps: Sequence[int]) -> bool:
     """Return True if the memory hardly grows from the first quarter of the samples to the last. Of
-    each quarter, the least counts: a task at its end has more stages to show than at its beginning,
-    so that the page needs most memory at the end of a round. False without samples.
+    each quarter, the median counts: a task at its end has more stages to show than at its
+    beginning, so that the page needs most memory at the end of a round. False without samples.
     """
     first, last = compare_quarters(heaps)
     return 0 < last <= GROWTH * first
 
 
 def compare_quarters(heaps: Sequence[int]) -> tuple[int, int]:
-    """Return the least bytes of the first and of the last quarter; 0 without any."""
+    """Return the median bytes of the first and of the last quarter; 0 without any."""
     quarter = max(1, len(heaps) // 4)
-    return min(heaps[:quarter], default=0), min(heaps[-quarter:], default=0)
+    first, last = heaps[:quarter], heaps[-quarter:]
+    return (statistics.median_low(first), statistics.median_low(last)) if heaps else (0, 0)
 
 
 class CountedFleet:
