@@ -11,7 +11,7 @@ from models.family import Family
 def test_only_what_most_families_share_has_a_default():
     """A family that forgot its help or its labelled tensors would make false statements."""
     optional = {one.name for one in fields(Family) if one.default is not MISSING}
-    assert optional == {"objective", "pieces", "address", "torchvision"}
+    assert optional == {"objective", "pieces", "address", "torchvision", "texts"}
 
 
 def test_families_are_plain_data():
