@@ -212,13 +212,13 @@ def _check_shape(dataset: Dataset, ys: str, y: Labels | Values, x: Array) -> Non
 def _check_range(name: str, key: str, array: Array, outputs: int) -> None:
     wrong = np.argwhere((array < 0) | (array >= outputs))
     if len(wrong):
-        where = tuple(wrong[0].tolist())
+        what, where = "tokens" if key.startswith("x") else "labels", tuple(wrong[0].tolist())
         found = (
-            f"{array[where]} at {', '.join(map(str, where))}; {len(wrong)} labels are out of range"
+            f"{array[where]} at {', '.join(map(str, where))}; {len(wrong)} {what} are out of range"
         )
         if array[where] < 0:
-            raise DataError(f"{name}: expected labels of at least 0 in {key}, found {found}")
-        raise DataError(f"{name}: expected labels 0 to {outputs - 1} in {key}, found {found}")
+            raise DataError(f"{name}: expected {what} of at least 0 in {key}, found {found}")
+        raise DataError(f"{name}: expected {what} 0 to {outputs - 1} in {key}, found {found}")
 
 
 def _check_finite(name: str, key: str, array: Array) -> None:

@@ -134,7 +134,7 @@ MNLI = BuiltIn(
     "pairs of sentences as 128 tokens, in three classes; files in `--data-root`: "
     "`mnli/multinli_1.0_{train,dev_matched}.jsonl`, and the network's `mnli/tokenizer.json`; needs "
     "the extra `networks`",
-    f"{PUBLISHED} of matched genres",
+    "the published development set of matched genres",
 )
 
 
@@ -151,8 +151,11 @@ def _encode_pairs(path: Path, tokenizer: Any) -> tuple[Labels, Labels]:
 
 
 def _tokenize(pairs: list[tuple[str, str]], tokenizer: Any) -> Labels:
-    ids = [one.ids for one in tokenizer.encode_batch(pairs)]
-    return np.array(ids, np.int64).reshape(len(pairs), LONGEST)
+    try:
+        ids = [one.ids for one in tokenizer.encode_batch(pairs)]
+        return np.array(ids, np.int64).reshape(len(pairs), LONGEST)
+    except Exception as error:  # the library raises a plain Exception, such as for unknown words
+        raise DataError(f"mnli: cannot tokenize pairs with its tokenizer.json: {error}") from error
 
 
 def _read_pairs(path: Path) -> Iterator[Pair]:

@@ -149,7 +149,7 @@ TOKEN = {
             "finite numbers in y, found NaN or infinity in example 1",
         ),
         (TOKEN | {"outputs": 1}, "expected at least 2 tokens, found 1"),
-        (TOKEN | {"outputs": 2}, r"expected labels 0 to 1 in x, found 2 at 1, 1; 1"),
+        (TOKEN | {"outputs": 2}, r"expected tokens 0 to 1 in x, found 2 at 1, 1; 1"),
         (TOKEN | {"y": WORDS[:, :1]}, r"the token after each in x .*found int64 \[2, 1\]"),
         (TOKEN | {"x": WORDS.astype(np.float32)}, "expected x of int64, found float32"),
         (

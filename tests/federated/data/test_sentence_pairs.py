@@ -97,10 +97,28 @@ def test_a_damaged_tokenizer_and_one_without_padding_are_errors(tmp_path: Path) 
         mnli(tmp_path)
 
 
+@tokenizes
+def test_a_tokenizer_that_fails_at_a_pair_is_an_error(tmp_path: Path) -> None:
+    """It lacks the token of unknown words, or adds more tokens than a text may have."""
+    write_pairs(tmp_path)
+    path = tmp_path / "mnli" / "tokenizer.json"
+    given = json.loads(path.read_text())
+    lacking = ("[UNK]", "dog")
+    words = {w: token for w, token in given["model"]["vocab"].items() if w not in lacking}
+    pair = given["post_processor"]["pair"]
+    for changes in (
+        {"model": {**given["model"], "vocab": words}},
+        {"post_processor": {**given["post_processor"], "pair": pair * 60}},
+    ):
+        path.write_text(json.dumps({**given, **changes}))
+        with pytest.raises(DataError, match="cannot tokenize pairs"):
+            mnli(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocabulary": 4}, "expected labels 0 to 3 in x, found 4 at 0, 1"),
+        ({"vocabulary": 4}, "expected tokens 0 to 3 in x, found 4 at 0, 1; 2 tokens are"),
         ({"vocabulary": 1}, "a vocabulary of at least 2 tokens"),
         ({"vocabulary": 0}, "expected x of uint8 or float32, found int64"),
         ({"x": X.astype(np.float32)}, "expected x of int64, found float32"),
