@@ -26,14 +26,14 @@ def estimate_energy(records: RunRecords) -> dict[int, dict[str, Joules]]:
     }
     found: dict[int, dict[str, Joules]] = {}
     for number, *_ in records.read_history():
-        found[number] = {}
+        several: dict[str, list[Joules]] = {}  # a round may also fold late updates of a device
         for entry in records.read_entries(number):
-            if entry.outcome != "folded":
-                continue
-            name = entry.agent
-            step = entry.step or expected.get((name, entry.task or number), 0.0)
-            joules = watts.get(name, 0.0) * step * entry.steps
-            found[number][name] = joules or None
+            if entry.outcome == "folded":
+                name = entry.agent
+                step = entry.step or expected.get((name, entry.task or number), 0.0)
+                joules = watts.get(name, 0.0) * step * entry.steps
+                several.setdefault(name, []).append(joules or None)
+        found[number] = {name: sum_known(each) for name, each in several.items()}
     return found
 
 

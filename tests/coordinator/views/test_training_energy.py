@@ -53,6 +53,12 @@ def test_energy_without_power_is_unknown_and_so_is_its_sum(store: Store) -> None
     assert sum_known([]) is None
 
 
+def test_a_late_update_counts_beside_that_of_the_round(store: Store) -> None:
+    late = Entry("a", "w1", "folded", 10, 2, 0.1, 9.0, 1.0, task=7)
+    save(store, late, Entry("a", "w1", "folded", 10, 3, 0.1, 9.0))
+    assert estimate_energy(store) == {1: {"a": 4.0 * (2 * 1.0 + 3 * 0.5)}}
+
+
 def test_only_accepted_trainings_count(store: Store) -> None:
     save(store, Entry("a", "w1", "late"))
     assert estimate_energy(store) == {1: {}}
