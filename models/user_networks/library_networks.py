@@ -94,13 +94,13 @@ def build_transformers(name: str, network: Network, trained: bool) -> nn.Module:
         return build_text_classifier(library, name, network, outputs, trained=trained)
     classifier = library.AutoModelForImageClassification
     if trained:
-        return Logits(classifier.from_pretrained(name))
-    config = library.AutoConfig.from_pretrained(name)
+        return Logits(classifier.from_pretrained(name, trust_remote_code=False))
+    config = library.AutoConfig.from_pretrained(name, trust_remote_code=False)
     config.num_labels = network.outputs
     for field, value in (("num_channels", network.inputs[0]), ("image_size", network.inputs[-1])):
         if hasattr(config, field):
             setattr(config, field, value)
-    return Logits(classifier.from_config(config))
+    return Logits(classifier.from_config(config, trust_remote_code=False))
 
 
 def build_adapters(name: str, network: Network, trained: bool) -> nn.Module:

@@ -81,12 +81,13 @@ def build_text_classifier(
     trained: with trained weights; a head of another number of outputs is random
     ValueError, OSError: there is none, or it cannot read these texts.
     """
-    config = library.AutoConfig.from_pretrained(name)
+    config = library.AutoConfig.from_pretrained(name, trust_remote_code=False)
     check_texts(config, network)
     config.num_labels = outputs or config.num_labels
     classifier = library.AutoModelForSequenceClassification
     # the other implementations of attention read values of the mask, which the meta device lacks
     options: dict[str, Any] = {"attn_implementation": "eager", "dtype": torch.float32}
+    options["trust_remote_code"] = False  # by default, the library asks at the terminal
     if trained:
         options |= {"config": config, "ignore_mismatched_sizes": True}
         with silence(library):
@@ -115,9 +116,13 @@ def silence(library: ModuleType) -> Iterator[None]:
 
 def check_texts(config: Any, network: Network) -> None:
     """Check that a network reads texts of this length and vocabulary. Raises ValueError."""
+    # RoBERTa and its kin count places from the id after that of the padding
+    first = (
+        (getattr(config, "pad_token_id", None) or 0) + 1 if "roberta" in config.model_type else 0
+    )
     for field, least, what in (
         ("vocab_size", network.tokens, "the data's tokens"),
-        ("max_position_embeddings", network.inputs[-1], "places of an example"),
+        ("max_position_embeddings", first + network.inputs[-1], "places of an example"),
     ):
         most = getattr(config, field, None)
         if most is None or getattr(config, "pad_token_id", None) is None:
@@ -129,7 +134,8 @@ def check_texts(config: Any, network: Network) -> None:
 @lru_cache(maxsize=16)
 def find_separator(library: ModuleType, name: str) -> int | None:
     """Return the id of the token that ends each text of a pair, by the network's tokenizer."""
-    found: int | None = library.AutoTokenizer.from_pretrained(name).sep_token_id
+    tokenizer = library.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    found: int | None = tokenizer.sep_token_id
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,32 @@ def test_texts_that_do_not_fit_are_refused(
     write_bert(tmp_path)
     with pytest.raises(ValueError, match=message):
         make(f"{model}{tmp_path}", length, tokens)
+
+
+def test_a_roberta_counts_places_from_after_its_padding(tmp_path: Path) -> None:
+    """Of 16 places, it uses those from 2 on, since its padding has the id 1."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    import_library("transformers").RobertaConfig(
+        vocab_size=10, num_hidden_layers=1, max_position_embeddings=16, type_vocab_size=1, **sizes
+    ).save_pretrained(tmp_path)
+    ids = torch.full((1, 14), 5)
+    assert build(full(make(f"hf:{tmp_path}", 14)))(ids).shape == (1, 3)
+    with pytest.raises(ValueError, match="max_position_embeddings 16, fewer than places"):
+        make(f"hf:{tmp_path}", 15)
+
+
+@pytest.mark.parametrize("tokens", [len(WORDS), 0])
+def test_code_of_a_network_is_refused_without_a_question(
+    tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[object]()
+    monkeypatch.setattr("builtins.input", lambda *about: asked.append(about) or "y")
+    (tmp_path / "mine.py").write_text("raise SystemExit('this code ran')\n")
+    config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"custom code|mine"):
+        make(f"hf:{tmp_path}", LENGTH, tokens)
+    assert not asked
 
 
 def test_networks_for_numbers_refuse_texts() -> None:
