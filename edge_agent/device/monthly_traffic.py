@@ -21,7 +21,7 @@ __all__ = ["MonthlyTraffic"]
 
 log = logging.getLogger(__name__)
 
-KEPT = 12  # months in the file
+KEPT = 12  # latest months in the file
 # when the file is written: not for each heartbeat, which would wear out an SD card
 WORTH = 1 << 20  # bytes
 EVERY = 60.0  # seconds
@@ -80,7 +80,8 @@ class MonthlyTraffic:
             total = months.get(month, 0) + new
             if new or month not in months:
                 months[month] = total
-                latest = dict(sorted(months.items())[-KEPT:])
+                # the present one also if a wrong clock says that it is older than the others
+                latest = dict(sorted(months.items())[-KEPT:]) | {month: total}
                 atomic_files.write(self._path, json.dumps(latest).encode())
             return total
 

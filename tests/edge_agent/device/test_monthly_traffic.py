@@ -67,6 +67,19 @@ def test_a_wrong_clock_resets_nothing(path: Path) -> None:
     assert agent.traffic.read() == 100
 
 
+def test_the_month_of_a_wrong_clock_is_counted_beside_many_later_ones(path: Path) -> None:
+    agent = Agent(path)
+    for number in range(1, 13):
+        agent.month = f"2025-{number:02d}"
+        agent.bytes += 100
+        agent.traffic.close()
+    agent.month = "1970-01"
+    for expected in (5, 10):
+        agent.bytes += 5
+        agent.traffic.close()
+        assert agent.traffic.read() == expected
+
+
 def test_a_damaged_file_is_replaced(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.parent.mkdir()
     path.write_text('{"2026-11": 1')
