@@ -75,10 +75,11 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
     the run has its addresses, too, and the error should name that coordinator.
     Raises Unknown, ConfigError, LinkError or StoreError.
     """
-    with ExitStack() as undo:
+    with ExitStack() as undo, ExitStack() as meanwhile:
         store = Store.open(runs, config.name) if resume else None
         if store is not None:
             undo.callback(store.close)
+            meanwhile.enter_context(store.renewing())  # loading the data may take long
             check_rounds(config, store.rounds_done)
         metrics = MetricsServer(config.metrics) if config.metrics.listen else None
         if metrics is not None:

@@ -20,7 +20,7 @@ import logging
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -157,35 +157,46 @@ class Store(RunRecords):
             undo.callback(run_lock.release, lock)
             warn_if_public(folder, HOLDS)
             problem = f"cannot resume run '{name}' in {root}"
-            with explain_os_errors(StoreError, problem, sqlite3.Error):
+            with (
+                run_lock.renewing(lock, folder),
+                explain_os_errors(StoreError, problem, sqlite3.Error),
+            ):
                 # a process that was killed may have created files whose names are not on disk yet
                 for created_in in folder, root:
                     sync(created_in)
                 for part in folder.glob("*.part"):  # which an earlier process did not finish
-                    part.unlink()
+                    part.unlink(missing_ok=True)  # a second standby may just move it
                 database = open_intact(folder)
                 undo.callback(database.close)
                 begin_requests(database, since)
             undo.pop_all()
         return cls(folder, database, lock)
 
+    def renewing(self) -> AbstractContextManager[None]:
+        """Show standby coordinators that this one works."""
+        return run_lock.renewing(self._held, self.folder)
+
     @contextmanager
     def leading(self) -> Iterator[None]:
-        """Show standby coordinators that this one works, and that they are not needed if the run
-        finishes or is stopped on request.
+        """Do what `renewing` does, and show standby coordinators that they are not needed if the
+        run finishes or is stopped on request.
         """
-        assert self._lock is not None, "the run was opened to be read"
-        with run_lock.renewing(self._lock, self.folder):
+        with self.renewing():
             try:
                 yield
             except Stopped:
-                self._mark_end(self._lock)
+                self._mark_end()
                 raise
-            self._mark_end(self._lock)
+            self._mark_end()
 
-    def _mark_end(self, lock: int) -> None:
+    @property
+    def _held(self) -> int:
+        assert self._lock is not None, "the run was opened to be read"
+        return self._lock
+
+    def _mark_end(self) -> None:
         with explain_os_errors(StoreError, f"cannot write {self.folder / 'lock'}"):
-            run_lock.mark_end(lock)
+            run_lock.mark_end(self._held)
 
     def close(self, *, discard: bool = False) -> None:
         """Release the run. discard: also delete it if no round was finished or planned, because

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,11 +15,12 @@ import torch
 from coordinator.observe.round_records import RoundRecord
 from coordinator.round.round_events import Ticked
 from coordinator.round.round_state import Round
-from coordinator.run import standby
+from coordinator.run import run_preparation, standby
 from coordinator.run.standby import check_standby, displace, wait_to_lead
 from coordinator.settings.config import Config
+from coordinator.settings.config_tables import Data
 from coordinator.settings.service_tables import Broker
-from coordinator.store import run_lock
+from coordinator.store import run_lock, run_store
 from coordinator.store.control_requests import Stopped
 from coordinator.store.journal import Base
 from coordinator.store.run_store import Store
@@ -58,6 +60,13 @@ def read_files(folder: Path) -> dict[str, bytes]:
     }
 
 
+def wait_for_sign(folder: Path) -> None:
+    """Wait until the coordinator gives its next sign of life."""
+    now = run_lock.read_sign(folder)
+    while run_lock.read_sign(folder) == now:
+        pass
+
+
 @pytest.mark.parametrize(
     ("config", "missing"),
     [(Config(broker=Broker(url="h")), "--name"), (Config(name="r"), "--broker")],
@@ -82,9 +91,7 @@ def test_a_standby_waits_while_the_lock_is_held_and_renewed(
 
     def look() -> None:
         looks.append(1)
-        now = run_lock.read_sign(store.folder)
-        while run_lock.read_sign(store.folder) == now:  # the coordinator gives its next sign
-            pass
+        wait_for_sign(store.folder)
         if len(looks) == 20:
             store.check_lock()
             store.close()
@@ -126,6 +133,28 @@ def test_a_standby_takes_over_from_a_coordinator_without_signs_of_life(
     store.close(discard=True)
     later.check_lock()
     later.close()
+
+
+def test_a_coordinator_gives_signs_of_life_while_it_checks_files_and_settings(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both may take longer than the lease."""
+    monkeypatch.setattr(run_lock, "RENEWAL", 0.0)
+    store.close()
+    for owner, name in ((run_store, "open_intact"), (run_preparation, "check_config")):
+        monkeypatch.setattr(owner, name, wait_before(getattr(owner, name), store.folder))
+    config = Config(name="r", data=Data(name="digits"))
+    prepared = run_preparation.prepare(config, store.folder.parent, resume=True)
+    assert "lock" not in {thread.name for thread in threading.enumerate()}
+    prepared.close()
+
+
+def wait_before(call: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    def wrapped(*arguments: Any) -> Any:
+        wait_for_sign(folder)
+        return call(*arguments)
+
+    return wrapped
 
 
 WRITES: dict[str, Callable[[Store], object]] = {
