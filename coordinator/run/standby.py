@@ -10,6 +10,7 @@ ignore its epoch.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -22,7 +23,7 @@ from coordinator.settings.config import Config
 from coordinator.store import run_lock
 from coordinator.store.database import COPY
 from coordinator.store.run_folders import DATABASE, make_missing_error
-from federated.errors import StoreError, UsageError, explain_os_errors
+from federated.errors import StoreError, Superseded, UsageError, explain_os_errors
 from federated.system.disk_sync import sync
 
 __all__ = ["check_standby", "displace", "wait_to_lead"]
@@ -67,8 +68,9 @@ def wait_to_lead(folder: Path, lease: float, ping: Callable[[], None]) -> bool:
                     folder.name,
                     now - since,
                 )
-                displace(folder)
-                return True
+                with contextlib.suppress(Superseded):  # another standby was faster
+                    displace(folder)
+                    return True
             time.sleep(POLL)
         return not (waited and run_lock.has_ended(folder))
 
@@ -79,18 +81,20 @@ def displace(folder: Path) -> None:
 
     It checks its lock after it opens a file, and before it moves the file into place. The files
     that it keeps open are replaced by copies here. Unfinished ones are removed when the run is
-    opened, and what it opens later fails the check. Raises StoreError.
+    opened, and what it opens later fails the check. Raises StoreError; Superseded if another
+    standby took the lock meanwhile.
     """
     with explain_os_errors(StoreError, f"cannot take over run '{folder.name}' in {folder}"):
         lock = run_lock.replace(folder)
         try:
-            names = [DATABASE, f"{DATABASE}-wal", COPY]
-            for path in *(folder / name for name in names), *folder.glob("journal-*.log"):
-                if path.exists():
-                    replace_by_copy(path, lock)
-            run_lock.check(lock, folder)
-            (folder / f"{DATABASE}-shm").unlink(missing_ok=True)  # SQLite makes it anew
-            sync(folder)
+            with run_lock.renewing(lock, folder):
+                names = [DATABASE, f"{DATABASE}-wal", COPY]
+                for path in *(folder / name for name in names), *folder.glob("journal-*.log"):
+                    if path.exists():
+                        replace_by_copy(path, lock)
+                run_lock.check(lock, folder)
+                (folder / f"{DATABASE}-shm").unlink(missing_ok=True)  # SQLite makes it anew
+                sync(folder)
         finally:
             run_lock.release(lock)
 
@@ -100,7 +104,13 @@ def replace_by_copy(path: Path, lock: int) -> None:
     OSError; Superseded if another standby took the lock meanwhile.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(3)}.part")
-    shutil.copy2(path, part)
-    sync(part)
-    run_lock.check(lock, path.parent)
-    part.replace(path)
+    try:
+        shutil.copy2(path, part)
+        sync(part)
+        run_lock.check(lock, path.parent)
+        part.replace(path)
+    except OSError:
+        run_lock.check(lock, path.parent)  # the other standby removes unfinished files
+        raise
+    finally:
+        part.unlink(missing_ok=True)  # frees the space on a full disk

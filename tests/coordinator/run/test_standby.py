@@ -157,6 +157,31 @@ def wait_before(call: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     return wrapped
 
 
+def test_of_two_standbys_the_later_one_takes_over_and_the_other_waits(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "POLL", 0.001)
+    later, copy = list[Store](), standby.replace_by_copy
+
+    def lose(path: Path, lock: int) -> None:
+        monkeypatch.setattr(standby, "replace_by_copy", copy)
+        displace(store.folder)
+        later.append(Store.open(store.folder.parent, "r"))
+        copy(path, lock)
+
+    def finish() -> None:
+        for one in later:
+            with one.leading():
+                pass
+            one.close()
+
+    monkeypatch.setattr(standby, "replace_by_copy", lose)
+    assert not wait_to_lead(store.folder, 0.01, finish)
+    assert later
+    assert not list(store.folder.glob("*.part"))
+    store.close()
+
+
 WRITES: dict[str, Callable[[Store], object]] = {
     "a round": lambda store: store.save(done(store.rounds_done + 1, 1.0), Round()),
     "a segment": lambda store: store.journal.begin(Base(store.checkpoint_id, Round())),
