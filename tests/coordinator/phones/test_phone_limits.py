@@ -15,6 +15,8 @@ import pytest
 from benchmarks.phones.phone_pages import find_code, join, make_page, scan_code
 from benchmarks.web_page.browser import open_chromium
 from coordinator.broker import local_broker
+from coordinator.broker.mosquitto_config import MAX_PACKET
+from tests.support.brokers import needs_mosquitto
 from tests.support.phone_pages import (
     PAGE_TEST,
     PATIENCE,
@@ -41,6 +43,11 @@ def count_trainings(page: Any) -> int:
     match = ACCEPTED.match(found.inner_text().replace("\n", ""))
     assert match is not None
     return int(match[1])
+
+
+def wait_for_training(page: Any, before: int) -> None:
+    """Wait until the coordinator has accepted more trainings than before."""
+    eventually(lambda: page.wait_for_timeout(100) or count_trainings(page) > before, PATIENCE)
 
 
 def test_a_browser_without_simd_is_told_which_ones_have_it(tmp_path: Path, start: Start) -> None:
@@ -70,8 +77,32 @@ def test_a_phone_whose_storage_is_full_trains_on(
     page.get_by_role("alert").get_by_text("storage is full").wait_for(timeout=60_000)
     page.get_by_role("log").get_by_text("The browser cannot store more").wait_for(timeout=60_000)
     before = count_trainings(page)
-    eventually(lambda: page.wait_for_timeout(100) or count_trainings(page) > before, PATIENCE)
+    wait_for_training(page, before)
     assert find_violations(page) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit"),
+    [pytest.param("mosquitto", 200_000, marks=needs_mosquitto), ("embedded", MAX_PACKET)],
+)
+def test_a_phone_trains_on_when_its_broker_returns(
+    kind: str, limit: int, tmp_path: Path, start: Start, browser: Any
+) -> None:
+    """Twice, each time after it tried in vain. One of the brokers also closes its first connection,
+    because the first message of its measurement is too large.
+    """
+    with local_broker.start("127.0.0.1", 0, kind, tmp_path / "broker", max_packet=limit) as broker:
+        given = [one for one in SETTINGS if not one.startswith("broker.")]
+        start_run(tmp_path, start, *given, broker=broker.url)
+        page = join(open_page(browser, tmp_path, "p0", "0/1"))
+        count_trainings(page)
+        for _ in range(2):
+            broker.stop()
+            page.get_by_text("Server unavailable").wait_for(timeout=60_000)
+            assert read_state(page) == "No connection"
+            before = count_trainings(page)  # the second time, more than a lost receipt is missing
+            broker.restart()
+            wait_for_training(page, before)
 
 
 def test_a_phone_without_its_broker_says_so_and_leaves_the_run(

@@ -4,7 +4,7 @@ import { makeOffer, type Outbox } from "./outbox";
 import type { Reports } from "./reports";
 import { now } from "./tasks";
 import type { Topics } from "./topics";
-import { measureUplink, type Uplink } from "./uplink";
+import { Measurement, type Uplink } from "./uplink";
 import type { View } from "./view";
 
 const MARGIN = 4096; // bytes of a chunk's envelope
@@ -24,6 +24,7 @@ interface Office {
 export class Announcement {
   made = false; // on this connection
   private uplink: Uplink | null = null;
+  private readonly measurement = new Measurement();
   private measuring = false;
   private repeated = { at: Number.NEGATIVE_INFINITY, pause: 0 };
 
@@ -41,10 +42,10 @@ export class Announcement {
     if (!card || this.measuring || over) return;
     if (!this.uplink) {
       this.measuring = true;
-      this.uplink = await measureUplink(link, topics.probe);
       await outbox.resume(card);
+      this.uplink = await this.measurement.run(link, topics.probe);
       this.measuring = false;
-      if (this.office.view.link !== "up") return;
+      if (!this.uplink || this.office.view.link !== "up") return; // it is made on the next connection
     }
     reports.publishProfile(this.uplink);
     reports.publishStatus();

@@ -22,58 +22,86 @@ export interface LinkEvents {
   message(topic: string, payload: Uint8Array, retained: boolean): void;
 }
 
+/** retain, qos: as in MQTT. done: called once the broker has the message, or the connection is lost. */
+export interface Publishing {
+  retain?: boolean;
+  qos?: 0 | 1;
+  done?(passed: boolean): void;
+}
+
+/** While the connection is down, nothing is sent, neither then nor later: `up` tells when to repeat it. */
 export interface Link {
   subscribe(topic: string): void;
   unsubscribe(topic: string): void;
-  /** Publish, and call `sent` once the broker has it. */
-  publish(topic: string, payload: Uint8Array, options?: { retain?: boolean; qos?: 0 | 1; sent?: () => void }): void;
+  publish(topic: string, payload: Uint8Array, options?: Publishing): void;
   /** End the connection once everything is sent, or after some seconds. */
   close(): Promise<void>;
 }
 
-/** Connect, and connect again whenever the connection is lost. Subscriptions do not survive that. */
+/** Connect, and connect again whenever the connection is lost, until `close` or a refusal. Nothing
+    survives a connection: its client would send again what was not acknowledged, before it reports
+    the new one, even a message for which the broker closed the last one. */
 export function openLink(door: Door, events: LinkEvents): Link {
-  const client: MqttClient = mqtt.connect(door.url, {
+  let client: MqttClient;
+  let pause = FIRST_PAUSE;
+  let next: ReturnType<typeof setTimeout> | undefined;
+  let over = false;
+
+  const open = () => {
+    const opened = connect(door);
+    let reason = "";
+    let refused = false;
+    client = opened;
+    opened.on("connect", () => {
+      pause = FIRST_PAUSE;
+      events.up();
+    });
+    opened.on("message", (topic, payload, packet) => events.message(topic, payload, packet.retain));
+    opened.on("error", (error) => {
+      reason = error.message;
+      refused = "code" in error && (error.code === 4 || error.code === 5);
+    });
+    opened.on("close", () => {
+      opened.end(true); // calls what waits for an acknowledgement
+      over ||= refused;
+      if (!over) next = setTimeout(open, pause);
+      pause = Math.min(LONGEST_PAUSE, 2 * pause);
+      events.down(reason, refused);
+    });
+  };
+  open();
+  return {
+    subscribe: (topic) => void (client.connected && client.subscribe(topic, { qos: 1 })),
+    unsubscribe: (topic) => void (client.connected && client.unsubscribe(topic)),
+    publish: (topic, payload, { retain = false, qos = 1, done } = {}) => {
+      if (!client.connected) return done?.(false);
+      client.publish(topic, payload as Buffer, { qos, retain }, (error) => done?.(!error));
+    },
+    close: () => {
+      over = true;
+      clearTimeout(next);
+      // without a connection, what waits to be sent would wait for ever
+      return Promise.race([
+        client.endAsync(!client.connected),
+        new Promise<void>((resolve) => setTimeout(resolve, FAREWELL)),
+      ]);
+    },
+  };
+}
+
+/** Connect once. */
+function connect({ url, name, password, will }: Door): MqttClient {
+  return mqtt.connect(url, {
     protocolVersion: 4,
-    clientId: door.name,
-    username: door.name,
-    password: door.password,
+    clientId: name,
+    username: name,
+    password,
     clean: true,
     keepalive: KEEPALIVE,
-    reconnectPeriod: FIRST_PAUSE,
+    reconnectPeriod: 0, // the library gives up for good when the server cannot reach the broker
     connectTimeout: 20_000,
     resubscribe: false,
     timerVariant: "native", // others start a worker from a blob, which the page's policy forbids
-    queueQoSZero: false,
-    will: door.will && { topic: door.will.topic, payload: door.will.payload as never, qos: 1, retain: true },
+    will: will && { topic: will.topic, payload: will.payload as never, qos: 1, retain: true },
   });
-  let reason = "";
-  let refused = false;
-  client.on("connect", () => {
-    client.options.reconnectPeriod = FIRST_PAUSE;
-    reason = "";
-    events.up();
-  });
-  client.on("message", (topic, payload, packet) => events.message(topic, payload, packet.retain));
-  client.on("error", (error) => {
-    reason = error.message;
-    refused = "code" in error && (error.code === 4 || error.code === 5);
-    if (refused) client.end(true);
-  });
-  client.on("close", () => {
-    events.down(reason, refused);
-    client.options.reconnectPeriod = Math.min(LONGEST_PAUSE, 2 * (client.options.reconnectPeriod ?? FIRST_PAUSE));
-  });
-  return {
-    subscribe: (topic) => void client.subscribe(topic, { qos: 1 }),
-    unsubscribe: (topic) => void client.unsubscribe(topic),
-    publish: (topic, payload, { retain = false, qos = 1, sent } = {}) => {
-      client.publish(topic, payload as Buffer, { qos, retain }, (error) => error || sent?.());
-    },
-    // without a connection, what waits to be sent would wait for ever
-    close: () => Promise.race([
-      client.endAsync(!client.connected),
-      new Promise<void>((resolve) => setTimeout(resolve, FAREWELL)),
-    ]),
-  };
 }

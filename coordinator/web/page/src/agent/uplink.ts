@@ -10,16 +10,32 @@ export interface Uplink {
   uplink: number;
 }
 
-/** Publish messages of falling size to `topic`, until one passes. */
-export async function measureUplink(link: Link, topic: string): Promise<Uplink> {
-  for (const chunk of SIZES) {
-    const begun = performance.now();
-    const passed = await new Promise<boolean>((done) => {
-      const timer = setTimeout(() => done(false), PATIENCE);
-      link.publish(topic, new Uint8Array(chunk), { sent: () => { clearTimeout(timer); done(true); } });
-    });
-    const seconds = Math.max(1e-3, (performance.now() - begun) / 1000);
-    if (passed) return { chunk, uplink: Math.max(1, chunk / seconds) };
+/** A measurement that may take several connections: a broker ends one for a message that is too large. */
+export class Measurement {
+  private readonly untried = [...SIZES];
+
+  /** Publish messages of falling size to `topic`, until one passes. Return null if the connection
+      is lost meanwhile: call it again on the next one, which begins with the next size. */
+  async run(link: Link, topic: string): Promise<Uplink | null> {
+    for (let size = this.untried.shift(); size; size = this.untried.shift()) {
+      const begun = performance.now();
+      const outcome = await send(link, topic, size);
+      const seconds = Math.max(1e-3, (performance.now() - begun) / 1000);
+      if (outcome === "passed") return { chunk: size, uplink: Math.max(1, size / seconds) };
+      if (outcome === "lost" && this.untried.length) return null;
+    }
+    return { chunk: SIZES.at(-1) as number, uplink: 0 };
   }
-  return { chunk: SIZES.at(-1) as number, uplink: 0 };
+}
+
+function send(link: Link, topic: string, size: number): Promise<"late" | "lost" | "passed"> {
+  return new Promise((resolve) => {
+    const timer = setTimeout(() => resolve("late"), PATIENCE);
+    link.publish(topic, new Uint8Array(size), {
+      done: (passed) => {
+        clearTimeout(timer);
+        resolve(passed ? "passed" : "lost");
+      },
+    });
+  });
 }
