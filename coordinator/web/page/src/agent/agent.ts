@@ -3,7 +3,7 @@ import { Announcement } from "./announcement";
 import { Downloads } from "./downloads";
 import { decode, encode } from "./envelope";
 import { type Door, type Link, openLink } from "./link";
-import type { Body, Card, DataCard, Message, Task } from "./messages";
+import { type Body, type Card, type DataCard, explainGoodbye, type Message, type Task } from "./messages";
 import { explainMisfit } from "./misfit";
 import { Namesake } from "./namesake";
 import { identify, Outbox } from "./outbox";
@@ -141,7 +141,7 @@ export class Agent implements Office {
         return this.sendUpdates();
       case "receipt": return this.takeReceipt(message.body);
       case "abort": return this.takeAbort(message.body);
-      case "goodbye": return void this.sayGoodbye(`The run is over: ${message.body.reason}`);
+      case "goodbye": return void this.sayGoodbye(explainGoodbye(message.body));
       case "refusal": return this.takeRefusal(message.body);
       case "status": return this.takeStatus(message.body, retained);
     }

@@ -142,6 +142,12 @@ export function heartbeatInterval(lease: number): number {
   return lease ? Math.min(15, Math.max(3, lease / 5)) : 15;
 }
 
+/** Return the reason of a goodbye as a sentence. */
+export function explainGoodbye({ reason }: Body<"goodbye">): string {
+  const words = reason || "the run is over";
+  return `${words[0]?.toUpperCase()}${words.slice(1).replace(/\.$/, "")}.`;
+}
+
 /** Name of the transfer of a task's update. */
 export function nameTransfer(task: Task): string {
   const submodel = nameSubmodel(task.submodel).replaceAll("@", "_");

@@ -3,7 +3,7 @@ import { bytesToHex } from "@noble/hashes/utils.js";
 import { createStore, del, get, keys, set } from "idb-keyval";
 import { decode } from "../agent/envelope";
 import { type Door, openLink } from "../agent/link";
-import type { Card } from "../agent/messages";
+import { type Card, explainGoodbye } from "../agent/messages";
 import { openMemoryStore, type Store } from "../agent/store";
 import { Topics } from "../agent/topics";
 import type { Dataset } from "../trainer/examples";
@@ -157,7 +157,7 @@ export function readCard(membership: Membership, onTrouble: (words: string) => v
       message: (_, payload) => {
         try {
           const message = payload.length ? decode(payload) : null;
-          if (message?.kind === "goodbye") giveUp(`The run is over: ${message.body.reason}`);
+          if (message?.kind === "goodbye") giveUp(explainGoodbye(message.body));
           if (message?.kind !== "run") return;
           found = true;
           void link.close().then(() => resolve(message.body));

@@ -82,7 +82,7 @@ export function Participation({ door, run, data, store }: Place) {
       <TrainingState view={view} data={data} battery={battery} />
       <div class="control">
         {!view.over && <button type="button" aria-pressed={paused} onClick={() => setPaused(!paused)}>{paused ? "Continue" : "Pause"}</button>}
-        {view.over !== ELSEWHERE && <button type="button" onClick={leave}>{view.over ? "Delete what this page stored" : "Leave the run"}</button>}
+        {!isGone(view.over) && <button type="button" onClick={leave}>{view.over ? "Delete what this page stored" : "Leave the run"}</button>}
       </div>
       {view.problems.length > 0 && (
         <section class="card" role="log" aria-label="Problems">

@@ -23,7 +23,7 @@ export function TrainingState({ view, data, battery }: { view: View; data: Datas
         <p>The connection is lost{view.reason && ` (${view.reason})`}. The page connects again by itself, and goes on where it stopped.</p>
       )}
       {view.paused && !view.over && <p>Paused: {view.paused}.</p>}
-      {!view.over && view.activity !== "idle" && <progress aria-label={title} max={1} value={view.done ?? undefined} />}
+      {title === ACTIVITIES[view.activity] && view.activity !== "idle" && <progress aria-label={title} max={1} value={view.done ?? undefined} />}
       <dl>
         <Row term="Run">{card ? `${card.run} (${card.model}, ${card.method})` : "unknown"}</Row>
         <Row term="Round">{view.round || "none yet"}</Row>
