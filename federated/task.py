@@ -26,6 +26,7 @@ __all__ = [
     "MAX_CAPABILITIES",
     "MAX_CODECS",
     "MAX_GRAPH",
+    "MOST_WATTS",
     "SHORTEST",
     "Augmentation",
     "Board",
@@ -59,7 +60,8 @@ MAX_GRAPH = 1 << 24
 # seconds of a step: no machine is beyond these limits, and predictions from such values overflow
 SHORTEST, LONGEST = 1e-12, 1e9
 
-Watts = Annotated[float, Meta(ge=0, le=1e5)]  # no machine that trains uses more
+MOST_WATTS = 1e5  # no machine that trains uses more
+Watts = Annotated[float, Meta(ge=0, le=MOST_WATTS)]
 Work = Literal["train", "calibrate", "evaluate"]
 Optimiser = Literal["sgd", "adam", "adamw"]
 GraphKind = Literal["step", "calibration", "evaluation"]

@@ -22,7 +22,7 @@ from edge_agent.device.process_limits import Limits, count_cpus, measure_free_me
 from federated.data.dataset import explain_misfit
 from federated.device.trainers.trainer import GraphTrainer, Trainer
 from federated.errors import ConfigError, DataError
-from federated.task import MAX_CAPABILITIES, MAX_CODECS, Board, Card, Profile, Timing
+from federated.task import MAX_CAPABILITIES, MAX_CODECS, MOST_WATTS, Board, Card, Profile, Timing
 from federated.wire.codecs.catalogue import codec_names
 from federated.wire.messages import Run
 from models.submodel import Submodel
@@ -152,10 +152,13 @@ def time_submodels(
 
 def _measure_watts(submodel: Submodel, batch: int, data: Any, site: TimingSite) -> float:
     """Return the power of this machine while it trains a submodel that fits its memory, through the
-    cache; 0 if nothing here measures it.
+    cache; 0 if nothing here measures it, or a sensor shows what no machine uses.
     """
-    if not read_counters() and read_watts() is None:
+    counters = read_counters()
+    if not counters and read_watts() is None:
         return 0.0
+    if counters and site.trainer.accelerator is not None:
+        return 0.0  # counters cover the processors only
     size = max(2, min(batch, len(data.x)))
 
     def measure() -> float:
@@ -165,7 +168,8 @@ def _measure_watts(submodel: Submodel, batch: int, data: Any, site: TimingSite) 
         return meter.watts
 
     what = {"work": "power", "batch": size, "submodel": make_timing_key(submodel)}
-    return site.notebook.value(what, measure, keep=":" not in submodel.network.family)
+    watts = site.notebook.value(what, measure, keep=":" not in submodel.network.family)
+    return watts if 0 <= watts <= MOST_WATTS else 0.0  # others would refuse the profile
 
 
 def make_timing_key(submodel: Submodel) -> dict[str, Any]:

@@ -96,6 +96,9 @@ def test_profile_has_the_power_of_a_machine_that_measures_it(
     limits = Limits(cpus=1.0, memory=4 * 10**9)
     found = measure_profile("a", card, DATA, limits, PYTORCH, fresh=True)
     assert found.watts == pytest.approx(2.5)
+    for microwatts in ("-4000", "1e300", "nan"):  # such as while a battery charges
+        (chip / "power1_input").write_text(microwatts)
+        assert measure_profile("a", card, DATA, limits, PYTORCH, fresh=True).watts == 0
     (chip / "name").write_text("coretemp\n")
     assert measure_profile("a", card, DATA, limits, PYTORCH, fresh=True).watts == 0
 
