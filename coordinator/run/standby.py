@@ -3,9 +3,9 @@ the run.
 
 Coordinator and standby share the run's folder. A coordinator that ends, however it does, releases
 the lock of the folder, and the standby resumes the run as a restart would. From a coordinator that
-hangs, is suspended, or lost its connection to the storage, the standby takes the lock away. If that
+is suspended, or lost its connection to the storage, the standby takes the lock away. If that
 coordinator wakes up, it can neither change the run's folder (`displace`) nor lead the agents, who
-ignore its epoch.
+ignore its epoch. A hanging main loop is the service manager's to notice.
 """
 
 from __future__ import annotations

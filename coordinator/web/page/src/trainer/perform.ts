@@ -95,7 +95,12 @@ export async function remember(job: Job, opened: Tested["opened"] = null): Promi
     Refused before the first test. */
 export async function predict(x: Examples["x"], data: Dataset): Promise<number[]> {
   if (!tested) throw new Refused("The network was not tested on this device yet: try again after the next round.");
-  const { network } = await (tested.opened ??= openNetwork(tested.job));
+  const last = tested;
+  last.opened ??= openNetwork(last.job).catch((error: unknown) => {
+    last.opened = null; // so that the next attempt tries again
+    throw error;
+  });
+  const { network } = await last.opened;
   return network.predict(x, data.outputs);
 }
 
