@@ -8,10 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from models.user_networks.library_networks import import_library
-
 __all__ = ["PAIRS", "WORDS", "write_bert", "write_distilbert", "write_pairs", "write_tokenizer"]
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "cat", "dog", "runs", "sleeps", "no")
@@ -43,8 +39,15 @@ def write_tokenizer(folder: Path) -> None:
     )
 
 
+def import_transformers() -> Any:
+    """Import the library here, since it needs PyTorch, and the tests of data run without it."""
+    from models.user_networks.library_networks import import_library
+
+    return import_library("transformers")
+
+
 def write_bert(folder: Path, layers: int = 2) -> None:
-    library = import_library("transformers")
+    library = import_transformers()
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, **SPREAD}
     write_network(
         folder, library.BertConfig(vocab_size=len(WORDS), num_hidden_layers=layers, **sizes)
@@ -52,15 +55,17 @@ def write_bert(folder: Path, layers: int = 2) -> None:
 
 
 def write_distilbert(folder: Path, layers: int = 1) -> None:
-    library = import_library("transformers")
+    library = import_transformers()
     sizes = {"dim": 32, "n_heads": 2, "hidden_dim": 64, **SPREAD}
     write_network(folder, library.DistilBertConfig(vocab_size=len(WORDS), n_layers=layers, **sizes))
 
 
 def write_network(folder: Path, config: Any) -> None:
     """Write a language model, as which BERT and DistilBERT are published, and its tokenizer."""
+    import torch
+
     torch.manual_seed(3)
-    net = import_library("transformers").AutoModelForMaskedLM.from_config(config)
+    net = import_transformers().AutoModelForMaskedLM.from_config(config)
     net.save_pretrained(folder)
     write_tokenizer(folder)
 
