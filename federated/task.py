@@ -335,7 +335,8 @@ class Profile:
     labels: labels that the owner gave the device (`--label eu`).
     codecs: names of the codecs with which it can encode updates.
     capabilities: names of the capabilities of its trainer.
-    watts: power of the whole machine while it trains; 0: unknown.
+    watts: mean power while it trains, of the machine or, where only processors have counters, of
+        these; 0: unknown.
     """
 
     agent: AgentName

@@ -244,7 +244,7 @@ def describe_costs(
         more,
         make_paragraph(
             "Time runs from the task to the accepted update, so it includes transfers. Energy is "
-            "the power of the whole machine, which the device measured once, times the duration of "
+            "the power that the device measured once while it trained, times the duration of "
             "its training steps; it is unknown for a device without power sensors.",
             kind="quiet",
         ),

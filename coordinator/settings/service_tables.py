@@ -50,7 +50,10 @@ class Broker(Record, frozen=True):
     ] = "auto"
     profile: Annotated[
         ProfileName | Literal[""],
-        Meta(description="The existing broker, whose documented limits the run obeys; empty: any."),
+        Meta(
+            description="The existing broker, whose limits of topics, names, message sizes and "
+            "rates the run obeys; empty: any."
+        ),
     ] = ""
     tls: Annotated[
         bool, Meta(description="Allow only enrolled devices, which connect with certificates.")

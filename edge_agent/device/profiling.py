@@ -42,8 +42,8 @@ WINDOWS = 3  # most measured windows; the fastest counts, since others were dist
 AGREEMENT = 0.03  # largest relative difference of two windows that were not disturbed
 WINDOW = 0.3  # seconds per window: many scheduling periods, so that a fraction of a processor shows
 STEPS = 2  # minimum steps per window
-# windows per number of threads when numbers are compared, of which the fastest counts, and the
-# seconds of each: the numbers that matter differ by far more than such a short window is off
+# to choose the number of threads: windows per number, of which the fastest counts, and the seconds
+# of each; short, since numbers between which the choice matters differ clearly
 COMPARED, SHORT_WINDOW = 2, 0.1
 
 
@@ -159,15 +159,14 @@ def _measure_watts(submodel: Submodel, batch: int, data: Any, site: TimingSite) 
         return 0.0
     if counters and site.trainer.accelerator is not None:
         return 0.0  # counters cover the processors only
-    size = max(2, min(batch, len(data.x)))
 
     def measure() -> float:
-        step = site.trainer.stepper(submodel, data.x[:size], data.y[:size], data.labels)
+        step = _make_step(submodel, batch, data, site.trainer)
         with Meter() as meter:
             time_calls(step)
         return meter.watts
 
-    what = {"work": "power", "batch": size, "submodel": make_timing_key(submodel)}
+    what = {**_describe_examples("power", batch, data), "submodel": make_timing_key(submodel)}
     watts = site.notebook.value(what, measure, keep=":" not in submodel.network.family)
     return watts if 0 <= watts <= MOST_WATTS else 0.0  # others would refuse the profile
 

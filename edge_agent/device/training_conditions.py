@@ -52,7 +52,7 @@ class Conditions:
         clock: Callable[[], datetime] = datetime.now,
         traffic: MonthlyTraffic | None = None,
     ) -> None:
-        """clock: local time. traffic: of this device; None: of none can be checked."""
+        """clock: local time. traffic: of this device; None: unknown."""
         self._root, self._run, self._clock, self._traffic = root, run, clock, traffic
         self._load = load()
         self._hot = False
@@ -97,7 +97,7 @@ class Conditions:
             return word, lambda: self._within(begin, end)
         if size := re.fullmatch(r"traffic\s*<\s*(.+)", word):
             most = parse_size(size[1], f"--when {word}")
-            return word, lambda: self._cheap(most)
+            return word, lambda: self._has_traffic_left(most)
         bound = re.fullmatch(r"temperature\s*<\s*(\d{1,3}(?:\.\d+)?)", word)
         if bound is None or not 0 < float(bound[1]) <= WARMEST:
             raise UsageError(
@@ -112,7 +112,7 @@ class Conditions:
         inside = begin <= now < end if begin < end else now >= begin or now < end
         return "" if inside else f"not between {begin:%H:%M} and {end:%H:%M}"
 
-    def _cheap(self, most: int) -> str | None:
+    def _has_traffic_left(self, most: int) -> str | None:
         if self._traffic is None:
             return None
         try:

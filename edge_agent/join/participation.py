@@ -192,16 +192,10 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
         link = stack.enter_context(closing(_open_link(request, run, session)))
         http = describe_http_access(request.broker)
         if traffic is not None:
+            links = scout, link
             traffic.watch(
                 lambda: (
-                    sum(
-                        (
-                            link.sent_bytes,
-                            link.received_bytes,
-                            scout.sent_bytes,
-                            scout.received_bytes,
-                        )
-                    )
+                    sum(one.sent_bytes + one.received_bytes for one in links)
                     + http.transferred.total
                 )
             )

@@ -82,8 +82,8 @@ class StandIn(ModuleType):
 
 
 def load(module: StandIn) -> ModuleType:
-    """Return the module that another one stands for, which gets its content, for whoever holds
-    it.
+    """Import and return the real module, and copy its content into the stand-in, which other
+    modules may have imported.
     """
     for name in STAND_INS:
         within = f"{name}.".startswith(f"{module.__name__}.")
@@ -153,7 +153,7 @@ class DeferredAlgebra(StandIn):
     """Stands for SymPy, of which PyTorch asks whether a number is one of its expressions."""
 
     class Basic:
-        """Stands for the class of expressions, of which there are none."""
+        """Stands for the base class of expressions; nothing is an instance of it."""
 
 
 STAND_INS: dict[str, type[StandIn]] = {

@@ -65,7 +65,9 @@ class PahoClient(mqtt.Client):
     # ---- messages --------------------------------------------------------------------------------
 
     def _packet_queue(self, command: int, packet: Any, *others: Any, **named: Any) -> MQTTErrorCode:
-        """Queue a packet as a view, of which the library slices what is left to send."""
+        """Queue a packet as a view: the library slices off what it sent, which copies a packet, but
+        not a view.
+        """
         view: Any = memoryview(packet)
         return super()._packet_queue(command, view, *others, **named)
 

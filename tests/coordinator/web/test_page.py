@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,9 @@ from tests.support.run_pages import (
     VIEWS,
     ask,
     change_now,
-    hold_run,
     needs_page,
     open_page,
     read_table,
-    serve,
     start_run,
 )
 from tests.support.waiting import eventually
@@ -40,12 +37,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.broker, needs
 # the first line of the overview; devices are "asked in round 3" even after the coordinator crashed
 IN_ROUND = re.compile(r"^In round \d")
 SECONDS = {"\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Any]:
-    with serve(tmp_path) as made:
-        yield made
 
 
 def test_a_run_is_shown_paused_killed_and_resumed(
@@ -121,12 +112,6 @@ def check_costs(page: Any, runs: Path) -> None:
                 shown = float(value) * SECONDS[unit]
                 assert shown == pytest.approx(one[column][key], rel=0.01, abs=1e-6), what
             assert row[f"memory: {column}"] == human_bytes(one[column]["memory"])
-
-
-@pytest.fixture
-def held(tmp_path: Path) -> Iterator[Path]:
-    with hold_run(tmp_path) as folder:
-        yield folder
 
 
 def test_the_round_under_way_is_shown_and_a_device_pinned(

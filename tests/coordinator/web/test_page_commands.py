@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,9 @@ from tests.support.run_pages import (
     needs_page,
     open_page,
     read_table,
-    serve,
 )
 
 pytestmark = [pytest.mark.slow, needs_page]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Any]:
-    with serve(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ lease and the deadline.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from coordinator.observe.now_json import TaskCourse, read_now
 from federated.wire.messages import Condition
-from tests.support.run_pages import change_now, hold_run, needs_page, open_page, read_table, serve
+from tests.support.run_pages import change_now, needs_page, open_page, read_table
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, needs_page]
@@ -26,18 +25,6 @@ DRAWN = """() => {
     leases: all("text.lease").map(place),
   };
 }"""
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Any]:
-    with serve(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def held(tmp_path: Path) -> Iterator[Path]:
-    with hold_run(tmp_path) as folder:
-        yield folder
 
 
 def test_power_and_heat_are_those_that_each_device_reports(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import csv
 import re
 import shutil
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +22,9 @@ from tests.support.memory_federation import RUN, Member, digits, federate
 from tests.support.run_pages import (
     TOKEN,
     VIEWS,
-    hold_run,
     needs_page,
     open_page,
     read_table,
-    serve,
 )
 from tests.support.waiting import eventually
 
@@ -48,18 +45,6 @@ FEDAVG = {
     "train.steps": 1,
     "evaluate.devices": False,
 }
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Any]:
-    with serve(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def held(tmp_path: Path) -> Iterator[Path]:
-    with hold_run(tmp_path) as folder:
-        yield folder
 
 
 def open_view(page: Any, server: Any, run: str, view: str) -> None:
