@@ -60,7 +60,11 @@ def wait_to_lead(folder: Path, lease: float, ping: Callable[[], None]) -> bool:
             waited = True
             ping()
             now = time.monotonic()  # before reading, in case this process is suspended meanwhile
-            if (sign := run_lock.read_sign(folder)) != last:
+            try:
+                sign = run_lock.read_sign(folder)
+            except FileNotFoundError:  # the coordinator deleted a run without a round
+                break
+            if sign != last:
                 last, since = sign, now
             elif now - since >= lease:
                 log.warning(
@@ -72,6 +76,11 @@ def wait_to_lead(folder: Path, lease: float, ping: Callable[[], None]) -> bool:
                     displace(folder)
                     return True
             time.sleep(POLL)
+        if not (folder / DATABASE).exists():
+            raise StoreError(
+                f"run '{folder.name}' was deleted from {folder.parent} while this standby waited: "
+                "a run that ends before its first round is not kept"
+            )
         return not (waited and run_lock.has_ended(folder))
 
 

@@ -76,12 +76,19 @@ def acquire(folder: Path) -> int:
 
 
 def replace(folder: Path) -> int:
-    """Take the lock away from its holder and return the handle of the new one. Raises OSError."""
-    part = folder / f"lock.{secrets.token_hex(3)}"
+    """Take the lock away from its holder and return the handle of the new one. Raises OSError;
+    Superseded if another standby was faster.
+    """
+    part = folder / f"lock.{secrets.token_hex(3)}.part"
     handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         lock_file(handle, wait=False)
         part.replace(folder / "lock")
+    except FileNotFoundError as error:
+        os.close(handle)
+        raise Superseded(
+            f"another coordinator opened run '{folder.name}': it removed the unfinished {part}"
+        ) from error
     except OSError:
         os.close(handle)
         part.unlink(missing_ok=True)

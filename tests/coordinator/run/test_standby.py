@@ -120,6 +120,37 @@ def test_a_standby_takes_over_unless_the_run_ended(
     assert wait_to_lead(store.folder, math.inf, ignore), "someone may resume an ended run"
 
 
+def test_a_standby_of_a_run_that_is_deleted_meanwhile_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "POLL", 0.001)
+    store = Store.create(tmp_path, "r")
+    with pytest.raises(StoreError, match="run 'r' was deleted"):
+        wait_to_lead(store.folder, math.inf, lambda: store.close(discard=True))
+
+
+def test_an_unfinished_lock_of_a_killed_standby_is_removed(store: Store) -> None:
+    left = store.folder / "lock.0a1b2c.part"
+    left.touch()
+    store.close()
+    Store.open(store.folder.parent, "r").close()
+    assert not left.exists()
+
+
+def test_a_standby_whose_unfinished_lock_is_removed_by_another_coordinator_gives_way(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove_first(handle: int, *, wait: bool) -> None:
+        for part in store.folder.glob("*.part"):
+            part.unlink()
+
+    monkeypatch.setattr(run_lock, "lock_file", remove_first)
+    with pytest.raises(Superseded, match="another coordinator opened run 'r'"):
+        run_lock.replace(store.folder)
+    store.check_lock()
+    store.close()
+
+
 def test_a_standby_takes_over_from_a_coordinator_without_signs_of_life(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
