@@ -45,6 +45,7 @@ from federated.runtime.provenance import commit, versions
 from federated.runtime.unit_formatting import (
     format_count,
     human_bytes,
+    human_joules,
     human_seconds,
     megabytes,
 )
@@ -264,7 +265,7 @@ def describe_costs(
 def describe_energy(energy: Mapping[int, Mapping[str, float | None]], agent: str) -> str:
     """Return the energy of all trainings of a device."""
     joules = sum_known([one[agent] for one in energy.values() if agent in one])
-    return "unknown" if joules is None else f"{joules:.3g} J"
+    return "unknown" if joules is None else human_joules(joules)
 
 
 def sum_up(entries: Sequence[Entry]) -> tuple[object, ...]:

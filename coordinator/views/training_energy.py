@@ -38,6 +38,6 @@ def estimate_energy(records: RunRecords) -> dict[int, dict[str, Joules]]:
 
 
 def sum_known(several: list[Joules]) -> Joules:
-    """Return the sum; None if one of them is unknown, or there are none."""
+    """Return the sum, 0 of none; None if one of them is unknown."""
     known = [one for one in several if one is not None]
-    return sum(known) if known and len(known) == len(several) else None
+    return sum(known) if len(known) == len(several) else None

@@ -82,5 +82,6 @@ class RecomputedAttention(TorchFunctionMode):
         q, k, v = (given[name] for name in names[:3])
         if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:  # broadcast
             return func(*args, **kwargs)
-        scale = given.get("scale") or 1 / math.sqrt(q.shape[-1])
+        scale = given.get("scale")
+        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         return Attend.apply(q, k, v, scale, given.get("is_causal", False))  # type: ignore[no-untyped-call]

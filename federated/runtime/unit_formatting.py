@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["format_count", "human_bytes", "human_seconds", "megabytes"]
+__all__ = ["format_count", "human_bytes", "human_joules", "human_seconds", "megabytes"]
 
 
 def format_count(number: int, noun: str) -> str:
@@ -29,4 +29,12 @@ def human_bytes(count: float) -> str:
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
+    raise AssertionError
+
+
+def human_joules(joules: float) -> str:
+    for unit in ("J", "kJ", "MJ", "GJ"):
+        if joules < 999.5 or unit == "GJ":
+            return f"{joules:.3g} {unit}"
+        joules /= 1000
     raise AssertionError

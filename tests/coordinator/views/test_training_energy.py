@@ -50,7 +50,7 @@ def test_energy_without_power_is_unknown_and_so_is_its_sum(store: Store) -> None
     assert found == {"a": 6.0, "c": None}
     assert sum_known([*found.values()]) is None
     assert sum_known([found["a"], 1.0]) == 7.0
-    assert sum_known([]) is None
+    assert sum_known([]) == 0.0
 
 
 def test_a_late_update_counts_beside_that_of_the_round(store: Store) -> None:

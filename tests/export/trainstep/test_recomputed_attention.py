@@ -35,7 +35,7 @@ def attend(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return calls
 
 
-@pytest.mark.parametrize("more", [{}, {"is_causal": True}, {"scale": 0.7}])
+@pytest.mark.parametrize("more", [{}, {"is_causal": True}, {"scale": 0.7}, {"scale": 0.0}])
 def test_outputs_and_gradients_are_pytorchs(more, attend: list[object]) -> None:
     q, k, v = draw(2, 3, 5, 4), draw(2, 3, 5, 4), draw(2, 3, 5, 6)
     wanted = F.scaled_dot_product_attention(q, k, v, **more)
