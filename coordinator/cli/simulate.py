@@ -23,6 +23,12 @@ def parse_integers(
         raise click.BadParameter(f"expected whole numbers such as 0,1,2, found '{text}'") from None
 
 
+def parse_workers(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> int | str | None:
+    return int(text) if text and text.isdecimal() else text
+
+
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="EXPERIMENT.toml")
 @click.option(
@@ -35,7 +41,9 @@ def parse_integers(
 @config_flag("--device", key="simulate.device", type=click.Choice(["cpu", "cuda"]))
 @config_flag("--seeds", key="simulate.seeds", callback=parse_integers, metavar="0,1,2")
 @INIT
-@config_flag("--workers", key="simulate.workers", type=int, metavar="N")
+@config_flag(
+    "--workers", key="simulate.workers", callback=parse_workers, metavar="N|ray://HOST:PORT"
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -37,6 +37,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Speed = Annotated[float, Meta(gt=0)]
+RayAddress = Annotated[str, Meta(pattern=r"^ray://[^/:\s]+:\d+$")]
 
 
 class Model(Record, frozen=True):
@@ -155,10 +156,10 @@ class Simulate(Record, frozen=True):
         ),
     ] = "backdoor"
     workers: Annotated[
-        Natural,
+        Natural | RayAddress,
         Meta(
             description="Training processes, or threads with cuda; 0: one per CPU, at most 4 with "
-            "cuda."
+            "cuda. ray://HOST:PORT: one process per free CPU of a Ray cluster."
         ),
     ] = 0
     target: Annotated[

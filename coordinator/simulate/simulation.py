@@ -32,7 +32,8 @@ from coordinator.simulate import results
 from coordinator.simulate.device_data import DataSource, name_devices
 from coordinator.simulate.malicious_devices import name_malicious
 from coordinator.simulate.simulated_devices import Devices, ServingLink
-from coordinator.simulate.workers import OwnThread, Workers, open_workers
+from coordinator.simulate.worker_selection import open_workers
+from coordinator.simulate.workers import OwnThread, Workers
 from coordinator.store.run_folders import list_runs
 from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import check_buffer_size

@@ -1,33 +1,19 @@
-"""Execute the tasks of simulated devices in worker processes, or on a GPU in worker threads. Each
-worker executes whole tasks, from file to file, with one thread.
-
-The processes end with the process that started them, however it ends, and ignore ctrl-C.
-Alternatively, a single worker executes each task in the thread that begins it.
+"""Execute the tasks of simulated devices. Each worker executes whole tasks, from file to file, with
+one thread: in the thread that begins it, or in a thread of its own.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import multiprocessing
-import os
-import signal
 import sys
 import threading
-import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
-from itertools import repeat
-from multiprocessing import forkserver, resource_tracker
-from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
-
-import torch
 
 from coordinator.settings.config import Config
 from coordinator.simulate.device_data import DataSource
@@ -35,12 +21,9 @@ from coordinator.simulate.malicious_devices import choose_malicious
 from federated.device.attacks.known_attacks import parse_attack
 from federated.device.attacks.malicious_trainer import make_malicious
 from federated.device.task_execution import carry_out
-from federated.device.trainers.catalogue import DEFAULT, open_trainer
+from federated.device.trainers.catalogue import open_trainer
 from federated.errors import ConfigError, EspalierError
 from federated.methods.catalogue import find_method
-from federated.runtime.torch_import import defer_compiler
-from federated.system.child_processes import block_interrupts
-from federated.system.processors import list_processors
 from federated.task import Task
 from federated.training.training_inputs import Execution
 from federated.wire.codecs.catalogue import find_codec
@@ -48,28 +31,33 @@ from federated.wire.messages import Run
 from models.given_objects import OBJECTS, is_given, strip_module
 
 __all__ = [
+    "BROKEN",
     "UNLIMITED",
     "OwnThread",
-    "ProcessPool",
     "ThreadPool",
+    "Worker",
+    "WorkerDied",
     "Workers",
-    "open_workers",
+    "list_given_objects",
+    "load_extensions",
     "read_outcome",
 ]
 
 UNLIMITED = 2**40  # bytes of memory of a simulated device
-# ResNet-18 at batch 32 on an H100: 465 steps per second with one thread, 750 with four, 803 with
-# eight
-MAX_GPU_WORKERS = 4
-STREAMS = 32  # that PyTorch has on a GPU; each thread needs one of its own
+NOT_SENT = (
+    "a network, method or data set of this program cannot be sent to other processes: define it "
+    "in a module that they can import, or train in this process (Simulation(processes=False))"
+)
+
+
 BROKEN = (
     "a worker process was killed, perhaps because memory ran out: resume the run with fewer worker "
     "processes (simulate.workers)"
 )
-NOT_SENT = (
-    "a network, method or data set of this program cannot be sent to worker processes: define it "
-    "in a module that they can import, or train in this process (Simulation(processes=False))"
-)
+
+
+class WorkerDied(EspalierError):
+    """A worker ended before its task: not a failure of the device."""
 
 
 class Workers(Protocol):
@@ -89,6 +77,16 @@ class Workers(Protocol):
         """Stop running tasks at their next step."""
 
     def close(self) -> None: ...
+
+
+class SingleWorker(Protocol):
+    """Executes one task at a time."""
+
+    def run_task(self, index: int, task: Task, weights: Path, result: Path) -> float:
+        """Execute a device's task from file to file. Return the loss, NaN for other work."""
+
+    def survey_device(self, index: int, run: Run) -> dict[str, Any]:
+        """Return a device's survey; empty after a stop."""
 
 
 class Worker:
@@ -142,21 +140,19 @@ class OwnThread:
 
 
 class ThreadPool:
-    """`Workers` in threads of this process, which compute on the same GPU at the same time.
-    Processes would take turns on it. source: data of the devices.
+    """`Workers` with a thread of this process each.
 
-    PyTorch computes with one thread meanwhile, so that sums do not wait for busy processors.
+    count: number of workers
+    open_worker: returns the worker of a thread
     """
 
-    def __init__(self, source: DataSource, config: Config) -> None:
-        self._stopped, self._own, self._before = Event(), threading.local(), torch.get_num_threads()
-        torch.set_num_threads(1)
+    def __init__(self, count: int, open_worker: Callable[[], SingleWorker]) -> None:
+        self.stopped, self._own = Event(), threading.local()
 
-        def open_worker() -> None:
-            self._own.worker = Worker(source, config, self._stopped.is_set)
+        def set_up() -> None:
+            self._own.worker = open_worker()
 
-        count = min(count_workers(config), STREAMS)
-        self._pool = ThreadPoolExecutor(count, "worker", initializer=open_worker)
+        self._pool = ThreadPoolExecutor(count, "worker", initializer=set_up)
 
     def begin(self, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
         return self._pool.submit(lambda: self._own.worker.run_task(index, task, weights, result))
@@ -167,94 +163,11 @@ class ThreadPool:
         )
 
     def stop(self) -> None:
-        self._stopped.set()
+        self.stopped.set()
 
     def close(self) -> None:
         self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        torch.set_num_threads(self._before)
-
-
-class ProcessPool:
-    """`Workers` in processes. source: data of the devices."""
-
-    def __init__(self, source: DataSource, config: Config) -> None:
-        context = make_process_context()
-        # without a lock, which a killed worker could hold forever
-        self._stopped = context.RawValue(ctypes.c_bool, False)
-        self._pool = ProcessPoolExecutor(
-            count_workers(config),
-            mp_context=context,
-            initializer=initialize_worker,
-            initargs=(source, config, self._stopped, list_given_objects(config)),
-        )
-        if isinstance(context, ForkContext):
-            self._fork()
-
-    def _fork(self) -> None:
-        """Fork all workers now, before this process has threads."""
-        with block_interrupts(), warnings.catch_warnings():
-            # the threads that Python warns of are those of BLAS, which restarts them
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._pool.submit(os.getpid)
-
-    def begin(self, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
-        try:
-            return self._pool.submit(run_task, index, task, weights, result)
-        except BrokenProcessPool:
-            raise EspalierError(BROKEN) from None
-
-    def survey(self, devices: int, run: Run) -> Iterator[dict[str, Any]]:
-        try:
-            yield from self._pool.map(survey_device, range(devices), repeat(run))
-        except BrokenProcessPool:
-            raise EspalierError(BROKEN) from None
-
-    def stop(self) -> None:
-        self._stopped.value = True
-
-    def close(self) -> None:
-        self.stop()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def open_workers(source: DataSource, config: Config) -> Workers:
-    """Return threads for a GPU, if a training there consists of replays of captured steps; else
-    processes, since threads of one process would launch operations one at a time.
-    """
-    settings, hooks = config.simulate, find_method(config.method_name).hooks
-    captured = hooks is None or hooks.plain
-    if settings.device == "cuda" and settings.trainer == DEFAULT and captured:
-        return ThreadPool(source, config)
-    return ProcessPool(source, config)
-
-
-def count_workers(config: Config) -> int:
-    """Return `simulate.workers`; 0 means one per processor, on a GPU at most `MAX_GPU_WORKERS`."""
-    processors = len(list_processors())
-    if config.simulate.device == "cuda":
-        processors = min(MAX_GPU_WORKERS, processors)
-    return config.simulate.workers or processors
-
-
-def make_process_context() -> ForkContext | ForkServerContext | SpawnContext:
-    """Return the start method of workers. On Linux, each is a fork of this process, with which it
-    shares code and data, or of a server process that has loaded PyTorch. Both save seconds and
-    memory.
-
-    The server is a child of this process and only loads code, so that a fork of it holds no locks
-    of threads and nothing on a GPU. It starts at once, while this process prepares the run.
-    """
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    if threading.active_count() == 1 and not torch.cuda.is_available():
-        return multiprocessing.get_context("fork")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    resource_tracker.ensure_running()  # it would unblock ctrl-C, if the server started it
-    with block_interrupts():  # also of its workers
-        forkserver.ensure_running()
-    return context
 
 
 def read_outcome(done: Future[float]) -> float | str:
@@ -263,8 +176,20 @@ def read_outcome(done: Future[float]) -> float | str:
     """
     error = done.exception()
     if isinstance(error, BrokenProcessPool):
-        raise EspalierError(BROKEN)
+        raise WorkerDied(BROKEN)
+    if isinstance(error, WorkerDied):
+        raise error
     return done.result() if error is None else f"{type(error).__name__}: {error}"
+
+
+def load_extensions(config: Config, given: Mapping[str, Any]) -> None:
+    """Load what a configuration names in the process of a worker. given: see
+    `list_given_objects`.
+    """
+    OBJECTS.update(given)
+    find_method(config.method_name)
+    for codec in config.wire.codecs:
+        find_codec(codec)
 
 
 def list_given_objects(config: Config) -> dict[str, Any]:
@@ -282,40 +207,3 @@ def list_given_objects(config: Config) -> dict[str, Any]:
     if b"__main__" in bytes(sent) and not hasattr(main, "__file__"):
         raise ConfigError(NOT_SENT)
     return found
-
-
-# ---- in the worker processes ---------------------------------------------------------------------
-
-WORKER: Worker
-
-
-def initialize_worker(
-    source: DataSource, config: Config, stopped: Any, given: dict[str, Any]
-) -> None:
-    """Load the configured extensions. stopped: shared with the parent process."""
-    global WORKER
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has its parent's handler
-    gc.freeze()  # a collection would write to the memory that a fork shares
-    defer_compiler()
-    OBJECTS.update(given)
-    find_method(config.method_name)
-    for codec in config.wire.codecs:
-        find_codec(codec)
-    WORKER = Worker(source, config, lambda: bool(stopped.value))
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def end_with_parent() -> None:
-    """Exit when the parent is gone: a killed parent cannot stop its workers."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def run_task(index: int, task: Task, weights: Path, result: Path) -> float:
-    return WORKER.run_task(index, task, weights, result)
-
-
-def survey_device(index: int, run: Run) -> dict[str, Any]:
-    return WORKER.survey_device(index, run)

@@ -37,7 +37,16 @@ from federated.task import Recipe
 from federated.wire import tensors
 from models.submodel import Submodel
 
-__all__ = ["FOLDER", "PREFIX", "list_state_names", "prune", "read", "variate_name", "write"]
+__all__ = [
+    "FOLDER",
+    "PREFIX",
+    "find_file",
+    "list_state_names",
+    "prune",
+    "read",
+    "variate_name",
+    "write",
+]
 
 log = logging.getLogger(__name__)
 
@@ -105,13 +114,18 @@ def write(folder: Path, round: int, values: Mapping[str, Array], *, since: int) 
             if old.ndim == value.ndim and old.dtype == value.dtype
         ]
         layers[name] = [*same, value]  # later layers overwrite earlier ones
-    atomic_files.write_pieces(folder / f"{round}{SUFFIX}", add_digest(encode_layers(layers)))
+    atomic_files.write_pieces(find_file(folder, round), add_digest(encode_layers(layers)))
     prune(folder, since, round)
+
+
+def find_file(folder: Path, round: int) -> Path:
+    """Return the path of a round's file."""
+    return folder / f"{round}{SUFFIX}"
 
 
 def prune(folder: Path, *rounds: int) -> None:
     """Delete the files of all other rounds."""
-    known = {f"{round}{SUFFIX}" for round in rounds}
+    known = {find_file(folder, round).name for round in rounds}
     for path in folder.glob("*"):
         if path.name not in known:
             path.unlink()
@@ -155,7 +169,7 @@ def locate_tensors(folder: Path, since: int) -> dict[str, StoredTensor]:
     """Return the tensors of a round's file; nothing if it is damaged, which would otherwise fail
     every later task. OSError: the disk fails.
     """
-    path = folder / f"{since}{SUFFIX}"
+    path = find_file(folder, since)
     if not since or not path.exists():
         return {}
     try:

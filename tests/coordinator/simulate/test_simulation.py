@@ -27,7 +27,8 @@ from coordinator.settings.config import load
 from coordinator.simulate.device_data import DataSource
 from coordinator.simulate.results import find_target_round
 from coordinator.simulate.simulation import simulate, simulate_run
-from coordinator.simulate.workers import ProcessPool, ThreadPool
+from coordinator.simulate.worker_processes import ProcessPool
+from coordinator.simulate.worker_selection import GpuThreads
 from coordinator.store.run_folders import list_runs
 from coordinator.store.run_store import Store
 from federated.errors import ConfigError, DataError, FleetError, StoreError, Unknown
@@ -384,7 +385,7 @@ def test_a_stopped_simulation_surveys_no_device(tmp_path: Path):
     net = network("preresnet", card.inputs, card.outputs, card)
     settings = configure(chosen, {"choice": "zico", "widths": (0.5,), "depths": (2,)})
     asked = complete_card(Run("r", "fedfa", "preresnet", net, (), 8, "s"), chosen, settings)
-    workers = ProcessPool(source, config)
+    workers = ProcessPool(source, config, 1)
     try:
         assert [found.keys() for found in workers.survey(2, asked)] == [{"zico"}, {"zico"}]
         workers.stop()
@@ -396,7 +397,10 @@ def test_a_stopped_simulation_surveys_no_device(tmp_path: Path):
 def test_threads_learn_what_processes_learn(done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Threads serve GPUs, but can also compute on processors."""
     folder, _, _ = done
-    monkeypatch.setattr("coordinator.simulate.simulation.open_workers", ThreadPool)
+    monkeypatch.setattr(
+        "coordinator.simulate.simulation.open_workers",
+        lambda source, config: GpuThreads(source, config, 2),
+    )
     run(tmp_path)
     expected, found = weights(folder), weights(tmp_path)
     assert all(torch.equal(value, found[name]) for name, value in expected.items())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.simulate import workers
+from coordinator.simulate import worker_processes
 from coordinator.simulate.device_data import DataSource
 
 pytestmark = pytest.mark.skipif(
@@ -114,9 +114,9 @@ def test_workers_receive_no_data():
 
 @pytest.mark.parametrize(("threads", "method"), [(1, "fork"), (2, "forkserver")])
 def test_only_a_process_without_threads_is_forked(monkeypatch, threads, method):
-    monkeypatch.setattr(workers.threading, "active_count", lambda: threads)
-    monkeypatch.setattr(workers.torch.cuda, "is_available", lambda: False)
-    assert workers.make_process_context().get_start_method() == method
+    monkeypatch.setattr(worker_processes.threading, "active_count", lambda: threads)
+    monkeypatch.setattr(worker_processes.torch.cuda, "is_available", lambda: False)
+    assert worker_processes.make_process_context().get_start_method() == method
 
 
 @pytest.mark.slow
