@@ -4,6 +4,8 @@ averaged, compared with other projects and with only reading the bytes once.
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,12 +16,15 @@ import torch
 from benchmarks.aggregation.updates import NETWORK, map_updates, write_updates
 from benchmarks.comparison.command import benchmark
 from benchmarks.comparison.rows import Baseline, Row, compare, compare_all
+from benchmarks.interleaved_timing import time_interleaved
 from benchmarks.peers.interleaved_processes import hold
 from coordinator.fleet.submodel_shipment import to_torch
 from coordinator.phases.training import BATCH
+from federated.engine import fused_addition
 from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
 from federated.methods.catalogue import find_method
+from federated.methods.common.trimmed_norm import central_norm
 from federated.runtime.console import Say
 from federated.task import Update
 from models.slicing import Plan, as_slices
@@ -28,35 +33,84 @@ from models.submodel_building import initial
 
 __all__ = ["command", "count_tensors", "ours", "read_bytes"]
 
-OURS, BYTES, COUNTS = (f"{__name__}:{name}" for name in ("ours", "read_bytes", "count_tensors"))
-GOALS = {  # least ratio of a baseline's time to ours, by number of updates
-    10: {"nvflare": 1.4, "flwr": 3.0, "pfl": 1.0, "reading": 0.6},
-    50: {"nvflare": 1.7, "flwr": 3.0, "pfl": 1.0, "reading": 0.7},
-}
-COUNTING, FEDFA = 2.5, 1 / 2.5
+OURS, FAST, BYTES, COUNTS = (
+    f"{__name__}:{name}" for name in ("ours", "ours_fast", "read_bytes", "count_tensors")
+)
+FEW = {"nvflare": 1.4, "flwr": 3.0, "pfl": 1.0, "reading": 0.6}
+MANY = {**FEW, "nvflare": 1.7, "reading": 0.7}
+GOALS = {10: FEW, 50: MANY, 100: MANY}  # least ratio to our time, by number of updates
+THREADS = 2
+COUNTING, FEDFA, PARTITION, SPEEDUP = 2.5, 1 / 2.5, 1 / 1.2, 1.4
 
 
 def measure_fedavg(count: int, peers: Sequence[str]) -> list[Row]:
-    """Time FedAvg of updates that are all in memory, and of updates that arrive one by one."""
-    entries = {peer: f"benchmarks.aggregation.{peer}:aggregation" for peer in peers}
-    every = [OURS, *entries.values(), BYTES]
+    """Time FedAvg with one thread, of updates that are all in memory, with and without the extra
+    `fast`, and of updates that arrive one by one.
+    """
     with write_updates("fedavg", count) as folder:
         task = {"method": "fedavg", "folder": folder, "most": BATCH}
-        together, single = hold(every, task), hold(every, {**task, "most": 1})
+        together, single = time_all(peers, task), time_all(peers, {**task, "most": 1})
     return [
-        row
-        for what, times, goals in (
-            ("together", together, GOALS[count]),
-            ("one by one", single, dict.fromkeys(peers, 1.0)),
-        )
-        for row in compare_all(
-            f"fedavg, {count} {what} (ms)",
-            times[OURS],
-            {peer: times[entry] for peer, entry in entries.items()},
-            Baseline("reading", times[BYTES]),
-            goals,
-        )
+        *compare_times(f"fedavg, {count} together (ms)", together, OURS, GOALS[count]),
+        *compare_times(f"fedavg, {count} together, with numba (ms)", together, FAST, GOALS[count]),
+        *compare_times(f"fedavg, {count} one by one (ms)", single, OURS, dict.fromkeys(peers, 1.0)),
     ]
+
+
+def measure_threads(count: int, peers: Sequence[str]) -> list[Row]:
+    """Time FedAvg of updates that are all in memory with several threads, and compare it with one
+    thread.
+    """
+    name = f"fedavg, {count} together, {THREADS} threads (ms)"
+    with write_updates("fedavg", count) as folder:
+        task = {"method": "fedavg", "folder": folder, "most": BATCH}
+        one, several = hold([OURS], task), time_all(peers, {**task, "threads": THREADS})
+    return [
+        *compare_times(name, several, OURS, {}),
+        *compare_times(name.replace(" (", ", with numba ("), several, FAST, {}),
+        compare(name, several[OURS], SPEEDUP, peer=Baseline("our one thread", one[OURS])),
+    ]
+
+
+def time_all(peers: Sequence[str], task: Mapping[str, Any]) -> dict[str, float]:
+    """Return the milliseconds of ours, of the peers, and of reading the bytes, by entry."""
+    return hold([OURS, FAST, *map(name_entry, peers), BYTES], task)
+
+
+def name_entry(peer: str) -> str:
+    return f"benchmarks.aggregation.{peer}:aggregation"
+
+
+def compare_times(
+    name: str, times: Mapping[str, float], ours: str, goals: Mapping[str, float]
+) -> list[Row]:
+    """Return the rows of one of our entries."""
+    peers = {
+        entry.partition(":")[0].rpartition(".")[2]: milliseconds
+        for entry, milliseconds in times.items()
+        if entry not in {OURS, FAST, BYTES}
+    }
+    return compare_all(name, times[ours], peers, Baseline("reading", times[BYTES]), goals)
+
+
+def measure_percentile() -> Row:
+    """Time the norm up to the 95th percentile of a tensor beside numpy's partition at that rank,
+    both with one thread.
+    """
+    values = np.random.default_rng(0).standard_normal(512 * 512 * 9, np.float32)
+    given, rank = torch.from_numpy(values), int(0.95 * (values.size - 1))
+    tasks: dict[str, Callable[[], object]] = {
+        "ours": lambda: central_norm(given, "l2"),
+        "np.partition": lambda: np.partition(np.abs(values), rank),
+    }
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        times = time_interleaved(tasks, time.process_time)
+    finally:
+        torch.set_num_threads(threads)
+    peer = Baseline("np.partition", times["np.partition"])
+    return compare("norm up to the percentile (ms)", times["ours"], PARTITION, peer=peer)
 
 
 def measure_methods() -> list[Row]:
@@ -81,7 +135,6 @@ def measure_methods() -> list[Row]:
 
 def begin(task: Mapping[str, Any]) -> tuple[State, list[Update], Callable[[Submodel], Plan]]:
     """Return the state, the updates and the plan of each submodel, as a round has them."""
-    torch.set_num_threads(1)
     chosen = find_method(task["method"])
     settings = configure(chosen, {})
     state = chosen.start(initial(NETWORK, 0), chosen.menu(NETWORK, settings), settings)
@@ -90,7 +143,13 @@ def begin(task: Mapping[str, Any]) -> tuple[State, list[Update], Callable[[Submo
 
 
 def ours(task: Mapping[str, Any]) -> Callable[[], object]:
-    """Fold and finish as the coordinator does."""
+    """Fold and finish as the coordinator does without the extra `fast`."""
+    fused_addition.LEAST = sys.maxsize
+    return ours_fast(task)
+
+
+def ours_fast(task: Mapping[str, Any]) -> Callable[[], object]:
+    """Fold and finish as the coordinator does with the extra `fast`."""
     state, updates, place = begin(task)
     chosen = find_method(task["method"])
 
@@ -134,8 +193,9 @@ def count_tensors(task: Mapping[str, Any]) -> Callable[[], object]:
 def command(peers: tuple[str, ...], say: Say) -> list[Row]:
     """Compare the speed of aggregation with other projects.
 
-    Aggregate updates of a ResNet-18, and print the processor time. The first run installs the other
-    projects into the user's cache.
+    Aggregate updates of a ResNet-18, and print the processor time, or the elapsed time of two
+    threads. The first run installs the other projects into the user's cache.
     """
     rows = [row for count in GOALS for row in measure_fedavg(count, peers)]
-    return rows + measure_methods()
+    rows += measure_threads(min(GOALS), peers)
+    return [*rows, *measure_methods(), measure_percentile()]

@@ -23,17 +23,22 @@ ROOT = Path(__file__).parents[2]
 
 
 class Contestant:
-    """A process with one thread that prepares a task once, and repeats it on request."""
+    """A process that prepares a task once, and repeats it on request."""
 
     def __init__(self, entry: str, task: Mapping[str, Any]) -> None:
         module, _, function = entry.partition(":")
         peer = module.rpartition(".")[2]
         python = str(set_up(peer)) if peer in PEERS else sys.executable
         words = ["-m", "benchmarks.peers.worker", module, function, json.dumps(dict(task))]
-        single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        threads = str(task.get("threads", 1))
         self._process = subprocess.Popen(  # noqa: S603
             [python, *words],
-            env={**os.environ, **single, "PYTHONPATH": str(ROOT)},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": threads,
+                "OPENBLAS_NUM_THREADS": threads,
+                "PYTHONPATH": str(ROOT),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -66,6 +71,9 @@ class Contestant:
 def hold(entries: Sequence[str], task: Mapping[str, Any]) -> dict[str, float]:
     """Return the median milliseconds of each entry, a function as `module:function` that prepares a
     task and returns the function to time.
+
+    task: its `threads`, 1 by default, limit those of each process; with several, elapsed time
+        counts, otherwise processor time
     """
     with ExitStack() as stack:
         them = {entry: stack.enter_context(Contestant(entry, task)) for entry in entries}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,7 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from federated.engine import fused_addition
 from federated.engine.contribution_checks import Outline, check_outlines
+from federated.engine.fused_addition import Fused, add_fused, load_fused
 from federated.engine.reusable_memory import lend_zeros
 from federated.engine.update_contributions import Form, Forms, Weight
 from models.slicing import Row, Where, corner
@@ -187,12 +190,52 @@ class Blocks:
         }
 
 
-def add_blockwise(updates: Sequence[tuple[Placed, Tensor, Sequence[Weight]]]) -> None:
-    """Add updates to the sums: of each, its additions, buffer and factor of each row."""
-    for block in sorted({block for placed, *_ in updates for block in placed}):
-        for placed, flat, factors in updates:
-            for target, addition in placed.get(block, ()):
-                addition.add(target, flat, factors[addition.row])
+Scaled = tuple[Placed, Tensor, Sequence[Weight]]
+"""An update: its additions, its buffer, and the factor of each row."""
+
+
+def add_blockwise(updates: Sequence[Scaled]) -> None:
+    """Add updates to the sums, those with the same additions in one pass where `load_fused` can."""
+    groups = [list(group) for _, group in itertools.groupby(updates, key=lambda one: id(one[0]))]
+    blocks = sorted({block for placed, *_ in updates for block in placed})
+    large = any(len(group) > 1 and group[0][1].numel() >= fused_addition.LEAST for group in groups)
+    fused = load_fused() if large else None
+    if fused is None:  # PyTorch uses all threads for each addition
+        for block in blocks:
+            add_block(groups, block, None)
+    else:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(lambda block: add_block(groups, block, fused), blocks))
+
+
+def add_block(groups: Iterable[Sequence[Scaled]], block: int, fused: Fused | None) -> None:
+    """Add the updates of each group, which have the same additions, to one block of the sums."""
+    for group in groups:
+        placed, _, factors = group[0]
+        additions = placed.get(block, ())
+        if fused and len(group) > 1 and can_fuse([one for _, one in additions], factors):
+            for target, one in additions:
+                piece = slice(one.offset, one.offset + one.size[0])
+                values = [flat[piece] for _, flat, _ in group]
+                scales = [float(factors[one.row]) for _, _, factors in group]
+                add_fused(fused, target, values, scales)
+            continue
+        for _, flat, factors in group:
+            for target, one in additions:
+                one.add(target, flat, factors[one.row])
+
+
+def can_fuse(additions: Sequence[Addition], factors: Sequence[Weight]) -> bool:
+    """Return True if each addition covers contiguous entries with one factor, and no two of them
+    cover the same entry, so that their order does not matter.
+    """
+    if any(
+        (one.stride, one.target) != ((1,), (1,)) or isinstance(factors[one.row], Tensor)
+        for one in additions
+    ):
+        return False
+    covered = sorted((one.buffer, one.start, one.start + one.size[0]) for one in additions)
+    return all(a[0] < b[0] or a[2] <= b[1] for a, b in itertools.pairwise(covered))
 
 
 @lru_cache(maxsize=COMPILED)
