@@ -14,8 +14,9 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import psutil
@@ -34,6 +35,7 @@ from federated.runtime.console import Say
 
 __all__ = [
     "Course",
+    "Size",
     "Turn",
     "check_updates",
     "command",
@@ -51,6 +53,7 @@ SAMPLE = 0.1  # seconds between samples of the coordinator's memory
 FEW, FEW_ROUNDS = 2, 3  # agents and rounds of the small run for comparison
 MOST_TIME = 4.0  # milliseconds of the coordinator's processor time for an agent and a round
 MOST_MODELS = 3.0  # growth of its memory, in models
+WORKER = "coordinator.update_workers.worker_process"  # in the command line of a worker
 SPARE = 64  # descriptors in addition to the agents' sockets
 MODEL = "preresnet-10"  # 20 MB; each agent holds an eighth of its width, 0.3 MB
 SETTINGS = {
@@ -78,6 +81,7 @@ class Turn:
     seconds: duration, from the run's record
     rss: peak memory of the coordinator in bytes
     coordinator, broker: seconds of processor time of each
+    workers: seconds of processor time of the processes that receive updates, all together
     """
 
     round: int
@@ -86,6 +90,7 @@ class Turn:
     rss: int
     coordinator: float
     broker: float
+    workers: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -130,26 +135,61 @@ class Usage:
     broker: psutil.Process
     most: int = 0
 
+    def count_workers(self) -> float:
+        """Return the processor time of the processes that receive updates."""
+        found = self.coordinator.children(recursive=True)
+        workers = [one for one in found if WORKER in " ".join(one.cmdline())]
+        return sum(sum(one.cpu_times()[:2]) for one in workers)
+
     def sample(self) -> None:
         """Sample the coordinator's memory."""
         self.most = max(self.most, self.coordinator.memory_info().rss)
 
-    def take(self) -> tuple[int, float, float]:
-        """Return the highest memory since the last call, and the processor time of both
+    def take(self) -> Sample:
+        """Return the highest memory since the last call, and the processor time of all
         processes.
         """
         most, self.most = self.most, 0
-        return most, *(sum(process.cpu_times()[:2]) for process in (self.coordinator, self.broker))
+        own, broker = (sum(one.cpu_times()[:2]) for one in (self.coordinator, self.broker))
+        return Sample(most, own, broker, self.count_workers())
 
 
-def measure(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> list[Row]:
+class Sample(NamedTuple):
+    """What was used until the end of a round.
+
+    rss: peak memory of the coordinator during the round, bytes
+    coordinator, broker, workers: seconds of processor time since the start
+    """
+
+    rss: int = 0
+    coordinator: float = 0.0
+    broker: float = 0.0
+    workers: float = 0.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a run consists of.
+
+    agents, rounds, workers: numbers of agents, of rounds, and of processes that receive updates
+    kind: of the broker
+    """
+
+    agents: int
+    rounds: int
+    workers: int = 0
+    kind: str = "mosquitto"
+
+
+def measure(folder: Path, size: Size, say: Say) -> list[Row]:
     """Run the benchmark, after a small run for comparison. Raises ConfigError if this machine does
     not allow enough sockets, FleetError if a process fails or the model does not consist of exactly
     the requested updates.
     """
+    agents, rounds = size.agents, size.rounds
     raise_file_limit(agents + SPARE)
-    few = run_fleet(folder / "few", FEW, FEW_ROUNDS, say, kind)
-    many = run_fleet(folder / "many", agents, rounds, say, kind)
+    few = run_fleet(folder / "few", replace(size, agents=FEW, rounds=FEW_ROUNDS), say)
+    many = run_fleet(folder / "many", size, say)
     check_updates(replay(folder / "many", RUN, 1), agents * rounds)
     say(f"no update of {agents * rounds} is lost or counted twice; the model equals a replay's")
     model = max(path.stat().st_size for path in (folder / "many" / RUN).glob("round-*.safetensors"))
@@ -172,6 +212,7 @@ def make_rows(few: Course, many: Course, agents: int, model: int) -> list[Row]:
     turns, peak = many.turns, max(turn.rss for turn in many.turns)
     base, name = max(turn.rss for turn in few.turns), f"{agents:,} agents"
     coordinator = statistics.median(turn.coordinator for turn in turns)
+    workers = statistics.median(turn.workers for turn in turns)
     broker = statistics.median(turn.broker for turn in turns)
     return [
         compare(f"{name}, updates lost or counted twice", 0, 1.0, limit=Baseline(AT_MOST, 0)),
@@ -180,6 +221,11 @@ def make_rows(few: Course, many: Course, agents: int, model: int) -> list[Row]:
             1000 * coordinator / agents,
             1.0,
             limit=Baseline(AT_MOST, MOST_TIME),
+        ),
+        *(
+            [compare(f"{name}, workers' processor time per agent (ms)", 1000 * workers / agents)]
+            if workers
+            else []
         ),
         compare(f"{name}, broker's processor time per agent (ms)", 1000 * broker / agents),
         compare(f"{name}, round (s)", statistics.median(turn.seconds for turn in turns)),
@@ -193,12 +239,13 @@ def make_rows(few: Course, many: Course, agents: int, model: int) -> list[Row]:
     ]
 
 
-def run_fleet(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> Course:
+def run_fleet(folder: Path, size: Size, say: Say) -> Course:
     """Run one fleet. Raises FleetError if it fails or hangs."""
     folder.mkdir(parents=True)
+    agents, rounds = size.agents, size.rounds
     names = [f"a{i:04d}" for i in range(agents)]
     with ExitStack() as stack:
-        broker = stack.enter_context(brokers.start("127.0.0.1", 0, kind, folder / "broker"))
+        broker = stack.enter_context(brokers.start("127.0.0.1", 0, size.kind, folder / "broker"))
         run = [
             "--name",
             RUN,
@@ -210,6 +257,8 @@ def run_fleet(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mos
             str(rounds),
             "--model",
             MODEL,
+            "--workers",
+            str(size.workers),
         ]
         what = [
             "start",
@@ -278,11 +327,9 @@ def wait_for_task(fleet: RawFleet, coordinator: Running, usage: Usage) -> tuple[
 
 def measure_rounds(
     fleet: RawFleet, coordinator: Running, usage: Usage, folder: Path, rounds: int, say: Say
-) -> list[tuple[int, float, float]]:
-    """Run agents until the coordinator ends. Return for each round the peak bytes of the
-    coordinator, and the processor seconds of coordinator and broker since the start.
-    """
-    peaks, progressed, sampled = list[tuple[int, float, float]](), time.monotonic(), 0.0
+) -> list[Sample]:
+    """Run agents until the coordinator ends. Return what was used until the end of each round."""
+    peaks, progressed, sampled = list[Sample](), time.monotonic(), 0.0
     while coordinator.popen.poll() is None:
         fleet.turn(0.05)
         if time.monotonic() - sampled < SAMPLE:
@@ -295,7 +342,7 @@ def measure_rounds(
                 peaks += [usage.take()] * (len(done) - len(peaks))
                 say(
                     f"round {len(done):3} of {rounds}: {done[-1]:6.2f} s, "
-                    f"{peaks[-1][0] / 1e6:.0f} MB"
+                    f"{peaks[-1].rss / 1e6:.0f} MB"
                 )
         except psutil.NoSuchProcess:
             break
@@ -309,25 +356,25 @@ def measure_rounds(
     return peaks
 
 
-def read_turns(
-    folder: Path, rounds: int, peaks: list[tuple[int, float, float]]
-) -> tuple[Turn, ...]:
+def read_turns(folder: Path, rounds: int, peaks: list[Sample]) -> tuple[Turn, ...]:
     """Return the measurements of every round. Rounds after the last sample get that sample, since
     the coordinator may end before the last round is sampled.
     """
     with closing(Store.open(folder, RUN, read_only=True)) as store:
         usage = [*peaks, *[peaks[-1]] * (rounds - len(peaks))]
-        before = [(0, 0.0, 0.0), *usage]
+        before = [Sample(), *usage]
         return tuple(
             Turn(
                 number,
                 sum(e.outcome == "folded" for e in store.read_entries(number)),
                 round(seconds, 2),
-                rss,
-                round(own - own_before, 2),
-                round(other - other_before, 2),
+                now.rss,
+                round(now.coordinator - then.coordinator, 2),
+                round(now.broker - then.broker, 2),
+                # a worker that was killed takes its time with it
+                round(max(0.0, now.workers - then.workers), 2),
             )
-            for (number, seconds, *_), (rss, own, other), (_, own_before, other_before) in zip(
+            for (number, seconds, *_), now, then in zip(
                 store.read_history(), usage, before, strict=False
             )
         )
@@ -351,6 +398,14 @@ def read_turns(
     help="number of rounds",
 )
 @click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="processes that receive updates beside the coordinator's own",
+)
+@click.option(
     "--broker",
     "kind",
     type=click.Choice(["mosquitto", "embedded"]),
@@ -364,12 +419,15 @@ def read_turns(
     metavar="DIR",
     help="keep the run and the logs in this folder",
 )
-def command(agents: int, rounds: int, kind: str, keep: Path | None, say: Say) -> list[Row]:
+def command(
+    agents: int, rounds: int, workers: int, kind: str, keep: Path | None, say: Say
+) -> list[Row]:
     """Connect many agents to one coordinator.
 
     Check that no update is lost, and print the times of a round and the memory.
     """
+    size = Size(agents, rounds, workers, kind)
     if keep:
-        return measure(make_folder(keep), agents, rounds, say, kind)
+        return measure(make_folder(keep), size, say)
     with tempfile.TemporaryDirectory(prefix="espalier-scale-") as folder:
-        return measure(Path(folder), agents, rounds, say, kind)
+        return measure(Path(folder), size, say)

@@ -80,6 +80,7 @@ ROOMS = {
         "access",
         "phones",
         "http_transfers",
+        "update_workers",
         "fleet",
         "observe.event_readers",
         "phases",

@@ -58,6 +58,7 @@ __all__ = ["start"]
 @config_flag("--select", key="fleet.select", metavar="EXPR")
 @config_flag("--fraction", key="fleet.fraction", type=float, metavar="F")
 @config_flag("--deadline", key="fleet.deadline", type=float, metavar="SECONDS")
+@config_flag("--workers", key="wire.workers", type=int, metavar="N")
 @config_flag("--log-format", key="log.format", type=click.Choice(["text", "json"]))
 @config_flag("--log-file", key="log.file", metavar="FILE")
 @config_flag("--metrics", key="metrics.listen", metavar="HOST:PORT")

@@ -38,7 +38,9 @@ from coordinator.round.round_state import (
 from coordinator.round.task_state import TaskState
 from coordinator.store.control_requests import Control
 from coordinator.store.journal import Journal
-from coordinator.trust.message_checks import check_place, check_profile
+from coordinator.trust.message_checks import check_profile
+from coordinator.trust.message_topic_check import check_place
+from coordinator.update_workers.worker_pool import WorkerPool
 from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
 from federated.safe_text import make_safe
 from federated.task import Key, Profile, Work
@@ -48,6 +50,7 @@ from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 __all__ = ["Intake", "MessageLoop"]
 
 POLL = 0.5  # seconds between ticks
+REPORTS = 0.01  # seconds between looks for reports of workers that receive updates
 # seconds with heartbeats of an agent but without its profile or status until they are requested
 ANNOUNCEMENT_PATIENCE = 10.0
 # seconds for an agent to reconnect before it counts as gone, if its last will is a retained
@@ -69,6 +72,7 @@ class Intake:
     rules: of the run.
     journal: where events are recorded before they count; None records none.
     urls: of transfers over HTTP; None: all use the link.
+    workers: processes that receive updates; None: this one does.
     """
 
     attempt: int = 1
@@ -78,6 +82,7 @@ class Intake:
     rules: Rules = Rules()  # noqa: RUF009  # frozen
     journal: Journal | None = None
     urls: TransferUrls | None = None
+    workers: WorkerPool | None = None
 
 
 class MessageLoop:
@@ -95,8 +100,9 @@ class MessageLoop:
     ) -> None:
         self.link, self.attempt, self.publish, self.clock = link, intake.attempt, publish, clock
         slots = WeightSlots(link, run.run, spool, intake.chunk, intake.urls)
-        self.endpoint = Endpoint(link, run, slots, intake.epoch)
+        self.endpoint = Endpoint(link, run, slots, intake.epoch, chunks=intake.workers is None)
         self.inbox = Inbox(spool, intake.slots, sync=intake.rules.durable, urls=intake.urls)
+        self.inbox.workers = intake.workers
         self.driver = RoundEventLoop(
             self.endpoint, self.inbox, intake.rules, publish, clock, intake.journal
         )
@@ -216,6 +222,9 @@ class MessageLoop:
             self._control.look()
         self._bar_agents()
         self.endpoint.slots.send()
+        if (workers := self.inbox.workers) is not None:
+            self._take_reports(workers)
+            timeout = min(timeout, REPORTS) if workers.busy else timeout
         delivery = self.link.receive(timeout)
         if delivery is not None:
             try:
@@ -237,6 +246,15 @@ class MessageLoop:
         if self.inbox.full and now - self._filled >= RELIEF_PAUSE:
             self._filled = now
             self.driver.handle(on.SpoolFilled(now))
+
+    def _take_reports(self, workers: WorkerPool) -> None:
+        """Handle what the workers have reported."""
+        for topic, error in self._reception.take_reports(workers, self.run.run):
+            if error is not None:
+                self._reject(topic, error)
+            self.publish(FleetChanged(topics.find_sender(topic)))
+        for agent in workers.take_flooders():
+            self._broker_access.suspend(agent)
 
     def _bar_agents(self) -> None:
         """Shut out agents that were revoked or suspended, so that no round waits for them."""

@@ -30,9 +30,20 @@ class Endpoint:
         the later one.
     """
 
-    def __init__(self, link: Link, card: messages.Run, slots: WeightSlots, epoch: int = 0) -> None:
-        """slots: the weights that the broker retains."""
+    def __init__(
+        self,
+        link: Link,
+        card: messages.Run,
+        slots: WeightSlots,
+        epoch: int = 0,
+        *,
+        chunks: bool = True,
+    ) -> None:
+        """slots: the weights that the broker retains. chunks: whether this link receives those of
+        updates.
+        """
         self.link, self.card, self.slots, self.epoch = link, card, slots, epoch
+        self._chunks = chunks and (slots.urls is None or slots.urls.above > 0)
         self._dismissed = False
 
     def announce(self) -> None:
@@ -44,9 +55,7 @@ class Endpoint:
         """Subscribe to the agents' messages. The broker then sends their retained profiles and
         status again.
         """
-        urls = self.slots.urls
-        chunks = urls is None or urls.above > 0
-        for pattern in topics.coordinator_patterns(self.card.run, chunks=chunks):
+        for pattern in topics.coordinator_patterns(self.card.run, chunks=self._chunks):
             self.link.subscribe(pattern)
 
     def publish(self, card: messages.Run) -> None:

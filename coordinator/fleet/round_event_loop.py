@@ -191,7 +191,9 @@ class RoundEventLoop:
 
     def _receive(self, agent: str, offer: messages.Offer) -> None:
         try:
-            self.endpoint.tell(agent, self.inbox.open(agent, offer, self.clock()))
+            grant = self.inbox.open(agent, offer, self.clock())
+            if grant is not None:
+                self.endpoint.tell(agent, grant)
         except Refused as error:
             key = Key(agent, offer.submodel, offer.round, offer.work)
             self.handle(

@@ -1,6 +1,6 @@
 """Receive the agents' updates into files of the run's spool folder, a few transfers at a time. Each
-transfer is acknowledged with a bitmap of its chunks, or uploaded over HTTP to an address that its
-grant names. Partial files survive a restart.
+transfer is acknowledged with a bitmap of its chunks, received by a worker process, or uploaded over
+HTTP to an address that its grant names. Partial files survive a restart.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import math
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from coordinator.fleet.update_file_names import name_file, update_path
+from coordinator.fleet.update_transfer import IDLE, Transfer
 from coordinator.fleet.uploaded_file import UploadedFile
 from coordinator.http_transfers.transfer_urls import TransferUrls
+from coordinator.update_workers.worker_pool import WorkerPool, WorkerTransfer
 from federated.errors import Refused, StoreError, explain_os_errors
 from federated.system.disk_sync import sync
 from federated.system.file_mapping import map_file
@@ -30,51 +30,10 @@ __all__ = ["Inbox"]
 
 log = logging.getLogger(__name__)
 
-IDLE = 30.0  # seconds over which a transfer's speed is measured while others wait for its slot
 PACE = 32_768  # bytes per second that keep a slot: less than a poor mobile link achieves
 # times that a complete transfer may have a wrong digest: a power cut damages it once, a bad file
 # every time
 MAX_DAMAGED = 3
-
-
-@dataclass
-class Transfer:
-    """The transfer of one update.
-
-    agent: its sender.
-    offer: what the agent announced.
-    partial: the bytes received so far.
-    url: where the agent uploads it over HTTP; empty: it is sent in chunks.
-    progressed: when the last new chunk arrived, in the coordinator's seconds.
-    damaged: times that its digest was wrong.
-    since: when the current measurement of its speed began.
-    got: chunks received by then.
-    seen: bytes that had come over HTTP when this was last checked.
-    """
-
-    agent: str
-    offer: messages.Offer
-    partial: PartialFile | UploadedFile
-    progressed: float
-    url: str = ""
-    damaged: int = 0
-    since: float = 0.0
-    got: int = 0
-    seen: int = 0
-
-    def begin(self, now: float) -> None:
-        """Begin a new measurement of its speed."""
-        self.since, self.got = now, self.partial.received
-
-    def pace(self, now: float) -> float:
-        """Return bytes per second since `since`; 0 if no chunk arrived for IDLE seconds, infinite
-        if it is too early to tell.
-        """
-        if now - self.progressed > IDLE:
-            return 0.0
-        if now - self.since <= IDLE:
-            return math.inf
-        return (self.partial.received - self.got) * self.offer.manifest.chunk / (now - self.since)
 
 
 class Inbox:
@@ -92,13 +51,15 @@ class Inbox:
     reserve: bytes of disk to leave free, for what removes updates from the spool.
     full: whether something waits for room, until `retry` is called.
     urls: where agents upload; None: all updates are sent in chunks.
-    uploaded_bytes: of the updates that came over HTTP.
+    workers: processes that receive the chunks; None: `take` gets them.
+    uploaded_bytes: of the updates that came over HTTP or through workers.
     """
 
     def __init__(
         self, spool: Path, slots: int, *, sync: bool = True, urls: TransferUrls | None = None
     ) -> None:
         self.spool, self.slots, self._sync, self._urls = spool, slots, sync, urls
+        self.workers: WorkerPool | None = None
         self.reserve, self.full, self.uploaded_bytes = 0, False, 0
         self._logged = False  # whether the lack of room was logged
         self._expected: dict[Key, int] = {}  # update -> its largest acceptable size, bytes
@@ -149,9 +110,9 @@ class Inbox:
             with contextlib.suppress(OSError):  # it holds kept files
                 path.rmdir()
 
-    def open(self, agent: str, offer: messages.Offer, now: float) -> messages.Grant:
+    def open(self, agent: str, offer: messages.Offer, now: float) -> messages.Grant | None:
         """Answer an offer: grant a slot with the bitmap of the chunks that are already here, or ask
-        the agent to wait for a slot or for room on the disk.
+        the agent to wait for a slot or for room on the disk. None: a worker grants it.
 
         Raises Refused if the update is too large.
         """
@@ -167,7 +128,7 @@ class Inbox:
         if known is not None and known.offer.manifest != manifest:
             self._drop(key)
         if key in self._active:
-            return self._grant(self._active[key])
+            return self._active[key].grant()
         self._waiting[key] = offer
         if (
             len(self._active) >= self.slots
@@ -197,11 +158,11 @@ class Inbox:
             return self._finish(key) if transfer.partial.complete else None
 
     def list_grown(self, now: float) -> list[Key]:
-        """Return the updates of which more came over HTTP since the last call."""
+        """Return the updates of which more came over HTTP or to a worker since the last call."""
         found = []
         for key in (*self._active, *self._parked):
             transfer = self._transfer(key)
-            if isinstance(transfer.partial, UploadedFile):
+            if isinstance(transfer.partial, UploadedFile | WorkerTransfer):
                 size = transfer.partial.size
                 if size > transfer.seen:
                     transfer.progressed = now
@@ -210,13 +171,13 @@ class Inbox:
         return found
 
     def finish_upload(self, key: Key) -> tuple[messages.Offer, Path | None] | None:
-        """Return as `take` does for an update that is complete over HTTP; None for any other.
-        Raises Refused, StoreError.
+        """Return as `take` does for an update that is complete over HTTP or at a worker; None for
+        any other. Raises Refused, StoreError.
         """
         if key not in self._active and key not in self._parked:
             return None
         transfer = self._transfer(key)
-        if not transfer.url or not transfer.partial.complete:
+        if isinstance(transfer.partial, PartialFile) or not transfer.partial.complete:
             return None
         with explain_os_errors(StoreError, self._describe_failure(key.agent)):
             return self._finish(key)
@@ -235,9 +196,9 @@ class Inbox:
         self._active.pop(key, None)
         self._parked.pop(key, None)
         self._waiting.pop(key, None)
-        if transfer.url:
+        if not isinstance(transfer.partial, PartialFile):
             self.uploaded_bytes += transfer.offer.manifest.size
-        if self._sync:
+        if self._sync and not isinstance(transfer.partial, WorkerTransfer):
             sync(path.parent)
         return transfer.offer, path
 
@@ -287,16 +248,19 @@ class Inbox:
         """
         for key in self._slow(now) if quiet else []:
             transfer = self._parked[key] = self._active.pop(key)
+            if isinstance(transfer.partial, WorkerTransfer):
+                transfer.partial.pause()
             if transfer.pace(now):
                 self._waiting[key] = transfer.offer  # a silent one offers again when it is back
                 yield transfer.agent, messages.Grant(transfer.offer.manifest.transfer, b"", False)
         for transfer in list(self._active.values()):
-            if transfer.partial.is_grant_due(now):
-                yield transfer.agent, self._grant(transfer)
+            if transfer.partial.is_grant_due(now) and (grant := transfer.grant()) is not None:
+                yield transfer.agent, grant
         while len(self._active) < self.slots and (
             first := next((k for k in self._waiting if not self.full or k in self._parked), None)
         ):
-            yield first[0], self._admit(first, now)
+            if (grant := self._admit(first, now)) is not None:
+                yield first[0], grant
 
     def _slow(self, now: float) -> list[Key]:
         """Return the transfers that lose their slots, the slowest first: at most as many as
@@ -341,7 +305,32 @@ class Inbox:
                 left.with_suffix(HAVE).unlink(missing_ok=True)
         self.full = False
 
-    def _admit(self, key: Key, now: float) -> messages.Grant:
+    def close(self) -> None:
+        """End the workers."""
+        if self.workers is not None:
+            self.workers.close()
+
+    def lack_room(self, key: Key) -> None:
+        """Let a transfer wait for which a worker found no room on the disk."""
+        transfer = self._active.get(key) or self._parked.get(key)
+        if transfer is not None:
+            self._drop(key)
+            self._wait_for_room(key, transfer.offer, os.strerror(errno.ENOSPC))
+
+    def _wait_for_room(self, key: Key, offer: messages.Offer, why: str | None) -> None:
+        if not self._logged:
+            log.error(
+                "no room for the %d bytes of %s from %s in %s: %s",
+                offer.manifest.size,
+                key[1],
+                key[0],
+                self.spool,
+                why,
+            )
+        self._logged = self.full = True
+        self._waiting[key] = offer
+
+    def _admit(self, key: Key, now: float) -> messages.Grant | None:
         """Give a slot to a waiting transfer. Without room on the disk it goes to the end of the
         queue.
         """
@@ -351,25 +340,17 @@ class Inbox:
             try:
                 partial = self._begin(offer.manifest, key)
             except OSError as error:
-                if not self._logged:
-                    log.error(
-                        "no room for the %d bytes of %s from %s in %s: %s",
-                        offer.manifest.size,
-                        key[1],
-                        key[0],
-                        self.spool,
-                        error.strerror,
-                    )
-                self._logged = self.full = True
-                self._waiting[key] = offer
+                self._wait_for_room(key, offer, error.strerror)
                 return messages.Grant(offer.manifest.transfer, b"", False)
             transfer = Transfer(key[0], offer, partial, now, self._name_url(key, offer.manifest))
         transfer.progressed = now
         transfer.begin(now)
         self._active[key] = transfer
-        return self._grant(transfer)
+        return transfer.grant()
 
-    def _begin(self, manifest: messages.Manifest, key: Key) -> PartialFile | UploadedFile:
+    def _begin(
+        self, manifest: messages.Manifest, key: Key
+    ) -> PartialFile | UploadedFile | WorkerTransfer:
         """Begin a transfer and reserve its room, or continue the one of an earlier process. Raises
         OSError if it would use the reserve.
         """
@@ -380,16 +361,13 @@ class Inbox:
                 sync(path.parent.parent)
         part = add_suffix(path, PART)
         more = manifest.size - (part.stat().st_size if part.exists() else 0)
-        # the file of an upload grows only as bytes come
-        promised = sum(
-            one.offer.manifest.size - one.partial.size
-            for one in (*self._active.values(), *self._parked.values())
-            if isinstance(one.partial, UploadedFile)
-        )
+        promised = sum(one.promised for one in (*self._active.values(), *self._parked.values()))
         if more > 0 and shutil.disk_usage(self.spool).free < more + promised + self.reserve:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._name_url(key, manifest):
             return UploadedFile(manifest, path, sync=self._sync)
+        if self.workers is not None:
+            return WorkerTransfer(manifest, key.agent, path, self.workers)
         return PartialFile(manifest, path, limit=manifest.size, sync=self._sync)
 
     def _name_url(self, key: Key, manifest: messages.Manifest) -> str:
@@ -403,11 +381,6 @@ class Inbox:
         for store in (self._active, self._parked):
             if key in store:
                 store.pop(key).partial.discard()
-
-    def _grant(self, transfer: Transfer) -> messages.Grant:
-        return messages.Grant(
-            transfer.offer.manifest.transfer, transfer.partial.acknowledge(), True, transfer.url
-        )
 
 
 def add_suffix(path: Path, suffix: str) -> Path:

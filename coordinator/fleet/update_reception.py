@@ -1,9 +1,9 @@
-"""Receive updates, in chunks and over HTTP, and check each once it is complete."""
+"""Receive updates, in chunks, through workers and over HTTP, and check each once it is complete."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from coordinator.fleet.round_event_loop import RoundEventLoop
@@ -12,9 +12,11 @@ from coordinator.fleet.update_inbox import MAX_DAMAGED, Inbox
 from coordinator.round import round_events as on
 from coordinator.round.round_state import find_task
 from coordinator.round.task_state import TaskState
-from federated.errors import Refused, WireError
+from coordinator.update_workers.worker_messages import Failed, Invalid, NoRoom, Report
+from coordinator.update_workers.worker_pool import WorkerPool, WorkerTransfer
+from federated.errors import Malformed, Refused, StoreError, WireError
 from federated.task import Key
-from federated.wire import messages
+from federated.wire import messages, topics
 
 __all__ = ["UpdateReception", "find_key"]
 
@@ -47,9 +49,39 @@ class UpdateReception:
             if state is None or now - state.sent >= PROGRESS:
                 self._driver.handle(on.ChunkCame(now, key))
 
+    def take_reports(self, workers: WorkerPool, run: str) -> Iterator[tuple[str, WireError | None]]:
+        """Act on what workers report. Yield the topic of each, and why it is rejected, if it is.
+        Raises StoreError.
+        """
+        for transfer, report in workers.take_reports():
+            if isinstance(report, Invalid):
+                error = Malformed if report.malformed else Refused
+                yield report.topic, error(report.reason)
+            elif transfer is not None:
+                base = topics.upload(run, transfer.agent, transfer.manifest.transfer)
+                try:
+                    self._take_report(transfer, report)
+                except WireError as refused:
+                    yield topics.chunk(base, 0), refused
+                else:
+                    yield topics.chunk(base, 0), None
+
+    def _take_report(self, transfer: WorkerTransfer, report: Report) -> None:
+        """Act on what a worker reported of a transfer. Raises Refused, StoreError."""
+        key = self._inbox.find_key(transfer.agent, transfer.manifest.transfer)
+        match report:
+            case _ if key is None:
+                return
+            case NoRoom():
+                self._inbox.lack_room(key)
+            case Failed(_, reason):
+                raise StoreError(f"cannot write the update of {key.agent}: {reason}")
+            case _:
+                self.finish_upload(key)
+
     def finish_upload(self, key: Key) -> bool:
-        """Check an update that came over HTTP, if it is complete. Return whether it was. Raises
-        Refused if its digest is wrong, StoreError.
+        """Check an update that came over HTTP or to a worker, if it is complete. Return whether it
+        was. Raises Refused if its digest is wrong, StoreError.
         """
         finished = self._inbox.finish_upload(key)
         if finished is not None:

@@ -39,6 +39,7 @@ from coordinator.store.control_requests import Stopped
 from coordinator.store.run_folders import DATABASE, find_latest_run, list_runs
 from coordinator.store.run_lock import Held
 from coordinator.store.run_store import Store
+from coordinator.update_workers.worker_pool import WorkerSettings
 from federated.errors import ConfigError, StoreError, UsageError
 from federated.runtime import logs
 from federated.runtime.console import Say
@@ -47,6 +48,7 @@ from federated.runtime.unit_formatting import format_count, human_bytes
 from federated.safe_terminal_table import render_table
 from federated.system.process_limits import raise_descriptor_limit
 from federated.wire import topics
+from federated.wire.link import get_scheme
 from federated.wire.links.catalogue import open_link
 from models.cost import cost
 
@@ -240,8 +242,25 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View, manager: Service
                 make_lock_reader(prepared.store),
             ),
             lambda fleet: bind(fleet, fleets, manager),
-            RunOptions(broker_access=broker_access, urls=urls),
+            RunOptions(
+                broker_access=broker_access,
+                urls=urls,
+                workers=choose_workers(config, broker_access.address),
+            ),
         )
+
+
+def choose_workers(config: Config, address: str) -> WorkerSettings | None:
+    """Return the processes that receive updates at a broker; None if this process does. Raises
+    ConfigError for a broker that they cannot reach.
+    """
+    if not config.wire.workers:
+        return None
+    if get_scheme(address) == "memory":
+        raise ConfigError("wire.workers: other processes cannot reach a broker in memory")
+    profile = PROFILES[config.broker.profile] if config.broker.profile else None
+    rate = None if profile is None else profile.messages
+    return WorkerSettings(config.wire.workers, address, config.name, rate)
 
 
 def bind(fleet: MessageLoop, fleets: list[MessageLoop], manager: ServiceManager) -> None:

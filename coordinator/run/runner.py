@@ -31,6 +31,7 @@ from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
 from coordinator.store.late_update_bases import PastStates
 from coordinator.trust.configured_defences import Defences, check_leaks
+from coordinator.update_workers.worker_pool import WorkerPool, WorkerSettings
 from federated.engine.late_updates import make_buffered
 from federated.errors import ConfigError, EspalierError, LinkError, StoreError, Superseded
 from federated.method import Method, Settings
@@ -59,6 +60,7 @@ class RunOptions:
         round starts over.
     clock: seconds, of any origin.
     urls: of transfers over HTTP; None: all use the link.
+    workers: processes that receive updates; None: this one receives them.
     """
 
     broker_access: BrokerAccess | None = None
@@ -67,6 +69,7 @@ class RunOptions:
     durable: bool = True
     clock: Callable[[], float] = time.monotonic
     urls: TransferUrls | None = None
+    workers: WorkerSettings | None = None
 
 
 def run(
@@ -88,10 +91,11 @@ def run(
         timeouts = options.patience < ENDLESS
         rules = read_rules(prepared.method, config, durable=options.durable, timeouts=timeouts)
         fleet = assemble_fleet(prepared, link, oversight, rules, options)
-        fleet.follow(oversight.control, options.broker_access)
-        bind(fleet)
-        oversight.context.fleet = fleet
-        return _announce(prepared, fleet, oversight, options)
+        with closing(fleet.inbox):
+            fleet.follow(oversight.control, options.broker_access)
+            bind(fleet)
+            oversight.context.fleet = fleet
+            return _announce(prepared, fleet, oversight, options)
 
 
 def read_rules(method: Method, config: Config, *, durable: bool, timeouts: bool) -> Rules:
@@ -132,14 +136,16 @@ def assemble_fleet(
         codec=config.wire.codec,
     )
     card = complete_card(card, method, config.settings)
+    epoch, wanted = store.next_epoch(time.time()), options.workers
     intake = Intake(
         store.next_session(),
-        store.next_epoch(time.time()),
+        epoch,
         config.wire.slots,
         config.wire.chunk,
         rules,
         store.journal if rules.durable else None,
         options.urls,
+        WorkerPool(wanted, epoch, sync=rules.durable) if wanted is not None else None,
     )
     clock = RunClock(options.clock)
     return MessageLoop(link, card, store.spool, intake, publish=oversight.publish, clock=clock)

@@ -383,6 +383,15 @@ class Wire(Record, frozen=True):
         ),
     ] = 0
     slots: Annotated[Positive, Meta(description="Maximum number of simultaneous uploads.")] = 8
+    workers: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="Processes that receive updates beside the coordinator's own; 0: none, it "
+            "receives them itself.",
+        ),
+    ] = 0
     codec: Annotated[
         str,
         Meta(

@@ -19,14 +19,13 @@ from federated.errors import Refused
 from federated.task import LONGEST, SHORTEST, Card, Profile, Task, Update
 from federated.trainer_capabilities import GRAPHS
 from federated.training.score_sums import fields
-from federated.wire import tensors, topics
-from federated.wire.messages import Chunk, Heartbeat, Message, Run
+from federated.wire import tensors
+from federated.wire.messages import Run
 from models.slicing import Plan
 from models.submodel_building import statistics
 
 __all__ = [
     "check_match",
-    "check_place",
     "check_profile",
     "check_scores",
     "check_statistics",
@@ -63,28 +62,6 @@ def compute_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
             tuple(map(max, shapes[row.local], extent)) if row.local in shapes else extent
         )
     return shapes
-
-
-def check_place(message: Message, where: topics.Place) -> None:
-    """Check that a message belongs on its topic: heartbeats and chunks have topics of their own,
-    since their limits differ. Raises Refused.
-    """
-    name = where.agent
-    if (claimed := getattr(message, "agent", name)) != name:
-        raise Refused(f"a message of '{claimed}' arrived on a topic of '{name}'")
-    chunk = isinstance(message, Chunk)
-    if chunk != (where.kind == "chunk") or (
-        where.kind == "hb" and not isinstance(message, Heartbeat)
-    ):
-        raise Refused(f"agents do not send {type(message).__name__} on this topic")
-    if isinstance(message, Chunk) and (message.transfer, message.index) != (
-        where.transfer,
-        where.index,
-    ):
-        raise Refused(
-            f"chunk {message.index} of {message.transfer} arrived on the topic of chunk "
-            f"{where.index} of {where.transfer}"
-        )
 
 
 def check_profile(profile: Profile, run: Run) -> None:

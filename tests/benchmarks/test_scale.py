@@ -4,13 +4,18 @@ their updates.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sqlite3
+import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+import torch
 
 from benchmarks import scale
 from benchmarks.comparison.rows import Row
@@ -18,6 +23,7 @@ from benchmarks.final_model_recomputation import ReplayResult, replay
 from benchmarks.fuzzing.samples import SUBMODEL
 from benchmarks.raw_agents.updates import learn, make_update
 from coordinator.broker import local_broker as brokers
+from coordinator.store.run_store import Store
 from federated.errors import FleetError
 
 
@@ -80,7 +86,7 @@ def test_the_update_of_a_raw_agent_depends_only_on_weights_agent_and_round() -> 
 def test_twenty_agents_lose_nothing_and_a_record_that_was_changed_is_noticed(
     tmp_path: Path,
 ) -> None:
-    made = scale.run_fleet(tmp_path / "runs", 20, 2, lambda line: None)
+    made = scale.run_fleet(tmp_path / "runs", scale.Size(20, 2), lambda line: None)
     assert [turn.folded for turn in made.turns] == [20, 20]
     assert made.connected == 20
     found = replay(tmp_path / "runs", scale.RUN, 1)
@@ -100,6 +106,50 @@ def test_twenty_agents_lose_nothing_and_a_record_that_was_changed_is_noticed(
         database.close()
         changed = replay(tmp_path / "copy", scale.RUN, 1)
         assert (changed.equal, changed.foreign) == (equal, foreign)
+
+
+def read_weights(runs: Path) -> dict[str, torch.Tensor]:
+    with closing(Store.open(runs, scale.RUN, read_only=True)) as store:
+        last = store.read_last()
+        assert last is not None
+        return dict(last.tensors)
+
+
+def kill_a_worker(spool: Path, killed: list[int], ended: threading.Event) -> None:
+    """Kill one worker once an update is being received."""
+    while not ended.wait(0.002):
+        if not any(spool.rglob("*.part")):
+            continue
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if scale.WORKER in process.cmdline():
+                    process.kill()
+                    killed.append(process.pid)
+                    return
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.processes
+@pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed")
+def test_a_worker_that_is_killed_in_a_round_loses_nothing_and_changes_no_bit(
+    tmp_path: Path,
+) -> None:
+    scale.run_fleet(tmp_path / "alone", scale.Size(12, 3), lambda line: None)
+    killed, ended, runs = list[int](), threading.Event(), tmp_path / "workers"
+    arguments = (runs / scale.RUN / "spool", killed, ended)
+    killer = threading.Thread(target=kill_a_worker, args=arguments)
+    killer.start()
+    try:
+        scale.run_fleet(runs, scale.Size(12, 3, workers=2), lambda line: None)
+    finally:
+        ended.set()
+        killer.join()
+    assert killed
+    scale.check_updates(replay(runs, scale.RUN, 1), 36)
+    alone, found = read_weights(tmp_path / "alone"), read_weights(runs)
+    assert found.keys() == alone.keys()
+    assert all(torch.equal(found[name], value) for name, value in alone.items())
 
 
 def test_the_empty_update_of_a_raw_agent_is_deterministic() -> None:

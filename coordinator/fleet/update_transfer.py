@@ -1,0 +1,78 @@
+"""Describe the transfer of one update to the coordinator, and measure its speed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from coordinator.fleet.uploaded_file import UploadedFile
+from coordinator.update_workers.worker_pool import WorkerTransfer
+from federated.wire import messages
+from federated.wire.partial_file import PartialFile
+
+__all__ = ["IDLE", "Transfer"]
+
+IDLE = 30.0  # seconds over which a transfer's speed is measured while others wait for its slot
+
+
+@dataclass
+class Transfer:
+    """The transfer of one update.
+
+    agent: its sender.
+    offer: what the agent announced.
+    partial: the bytes received so far.
+    url: where the agent uploads it over HTTP; empty: it is sent in chunks.
+    progressed: when the last new chunk arrived, in the coordinator's seconds.
+    damaged: times that its digest was wrong.
+    since: when the current measurement of its speed began.
+    got: chunks received by then.
+    seen: bytes that had come elsewhere when this was last checked.
+    """
+
+    agent: str
+    offer: messages.Offer
+    partial: PartialFile | UploadedFile | WorkerTransfer
+    progressed: float
+    url: str = ""
+    damaged: int = 0
+    since: float = 0.0
+    got: int = 0
+    seen: int = 0
+
+    def begin(self, now: float) -> None:
+        """Begin a new measurement of its speed."""
+        self.since, self.got = now, self.partial.received
+
+    def pace(self, now: float) -> float:
+        """Return bytes per second since `since`; 0 if no chunk arrived for IDLE seconds, infinite
+        if it is too early to tell.
+        """
+        if now - self.progressed > IDLE:
+            return 0.0
+        if now - self.since <= IDLE:
+            return math.inf
+        return (self.partial.received - self.got) * self.offer.manifest.chunk / (now - self.since)
+
+    @property
+    def promised(self) -> int:
+        """Bytes that it will still take on the disk: the file of an upload grows only as bytes
+        come, and a worker may not have reserved the room for its file yet.
+        """
+        match self.partial:
+            case UploadedFile(size=size):
+                return self.offer.manifest.size - size
+            case WorkerTransfer(begun=False):
+                return self.offer.manifest.size
+        return 0
+
+    def grant(self) -> messages.Grant | None:
+        """Return the grant of a slot, with the bitmap of the chunks that are here; None if a worker
+        sends it.
+        """
+        if isinstance(self.partial, WorkerTransfer):
+            self.partial.resume()
+            return None
+        return messages.Grant(
+            self.offer.manifest.transfer, self.partial.acknowledge(), True, self.url
+        )

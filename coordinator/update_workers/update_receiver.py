@@ -1,0 +1,206 @@
+"""Receive the updates that a worker is told to receive: store their chunks, acknowledge them, and
+verify complete updates.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.trust.message_topic_check import check_place
+from coordinator.update_workers.worker_messages import (
+    Damaged,
+    Drop,
+    Failed,
+    Flooded,
+    Grown,
+    Invalid,
+    NoRoom,
+    Order,
+    Pause,
+    Receive,
+    Report,
+    Whole,
+)
+from federated.errors import Malformed, Refused, WireError
+from federated.system.disk_sync import sync
+from federated.wire import envelope, messages, topics
+from federated.wire.link import Delivery, Link
+from federated.wire.partial_file import PartialFile
+
+__all__ = ["UpdateReceiver"]
+
+REPEATED = 1.0  # seconds between repeated chunks that are answered: an answer may have been lost
+GROWTH = 0.25  # seconds between reports of an update's growth: the coordinator needs two a second
+# invalid chunks after which a transfer is ignored: the coordinator allows an agent no more of them
+MOST_INVALID = 300
+
+
+@dataclass
+class Incoming:
+    """A transfer.
+
+    order: the order to receive it.
+    partial: the bytes received so far.
+    paused: whether its agent is asked for no more chunks.
+    repeated: when a repeated chunk was answered last.
+    reported: when its growth was reported last.
+    invalid: number of its chunks that were rejected.
+    """
+
+    order: Receive
+    partial: PartialFile
+    paused: bool = False
+    repeated: float = 0.0
+    reported: float = 0.0
+    invalid: int = 0
+
+
+class UpdateReceiver:
+    """The transfers of one worker.
+
+    report: sends a report to the coordinator.
+    sync: whether an update is synced to disk before it is reported.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        run: str,
+        epoch: int,
+        report: Callable[[Report], None],
+        *,
+        sync: bool = True,
+    ) -> None:
+        self._link, self._run, self._epoch, self._report = link, run, epoch, report
+        self._sync = sync
+        self._transfers = dict[int, Incoming]()
+        self._numbers = dict[tuple[str, str], int]()  # of the transfers, by agent and name
+
+    @property
+    def busy(self) -> bool:
+        """True if chunks are expected."""
+        return bool(self._transfers)
+
+    def obey(self, order: Order, now: float) -> None:
+        """Carry out an order."""
+        match order:
+            case Receive():
+                self._receive(order, now)
+            case Pause(number) if number in self._transfers:
+                self._transfers[number].paused = True
+            case Drop(number, path):
+                if number in self._transfers:
+                    self._remove(number).partial.discard()
+                Path(path).unlink(missing_ok=True)
+            case _:
+                pass
+
+    def take(self, delivery: Delivery, now: float) -> None:
+        """Store the chunk in a delivery, and verify the update once it is complete."""
+        where = topics.parse(delivery.topic)
+        if where is None or where.kind != "chunk" or where.agent is None:
+            return  # an event of the link
+        number = self._numbers.get((where.agent, where.transfer))
+        if number is None:
+            return  # ended just now
+        transfer = self._transfers[number]
+        if not transfer.partial.lacks(where.index):
+            if now - transfer.repeated < REPEATED:
+                return
+            transfer.repeated = now
+        try:
+            chunk = envelope.decode(delivery.payload)
+            check_place(chunk, where)
+            assert isinstance(chunk, messages.Chunk)  # nothing else belongs on this topic
+            self._store(transfer, chunk, now)
+        except WireError as error:
+            self._reject(transfer, delivery.topic, error)
+        except OSError as error:
+            self._fail(number, error)
+
+    def grant(self, now: float) -> None:
+        """Send the acknowledgements that are due, and report senders of floods."""
+        for transfer in self._transfers.values():
+            if not transfer.paused and transfer.partial.is_grant_due(now):
+                self._acknowledge(transfer)
+        for agent in self._link.take_flooders():
+            self._report(Flooded(agent))
+
+    def _receive(self, order: Receive, now: float) -> None:
+        transfer = self._transfers.get(order.number)
+        if transfer is None:
+            try:
+                partial = PartialFile(
+                    order.manifest, Path(order.path), limit=order.manifest.size, sync=self._sync
+                )
+            except OSError as error:
+                self._report_failure(order.number, error)
+                return
+            transfer = self._transfers[order.number] = Incoming(order, partial)
+            self._numbers[order.agent, order.manifest.transfer] = order.number
+            self._link.subscribe(self._pattern(order))
+        transfer.paused = False
+        self._report_growth(transfer, now)
+        self._acknowledge(transfer)
+        if transfer.partial.complete:  # an earlier worker was killed before it verified it
+            try:
+                self._finish(transfer)
+            except OSError as error:
+                self._fail(order.number, error)
+
+    def _store(self, transfer: Incoming, chunk: messages.Chunk, now: float) -> None:
+        partial = transfer.partial
+        new = partial.take(chunk, now)
+        if partial.complete:
+            self._finish(transfer)
+        elif new and now - transfer.reported >= GROWTH:
+            self._report_growth(transfer, now)
+
+    def _finish(self, transfer: Incoming) -> None:
+        """Verify a complete update and report it. Raises OSError."""
+        number = transfer.order.number
+        try:
+            path = transfer.partial.finish()
+        except Refused as error:
+            self._report(Damaged(number, str(error)))
+            return
+        if self._sync:
+            sync(path.parent)
+        self._remove(number)
+        self._report(Whole(number))
+
+    def _reject(self, transfer: Incoming, topic: str, error: WireError) -> None:
+        transfer.invalid += 1
+        self._report(Invalid(topic, str(error), isinstance(error, Malformed)))
+        if transfer.invalid == MOST_INVALID:
+            self._link.unsubscribe(self._pattern(transfer.order))
+
+    def _fail(self, number: int, error: OSError) -> None:
+        self._remove(number).partial.close()
+        self._report_failure(number, error)
+
+    def _report_failure(self, number: int, error: OSError) -> None:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        self._report(NoRoom(number) if full else Failed(number, str(error)))
+
+    def _report_growth(self, transfer: Incoming, now: float) -> None:
+        transfer.reported = now
+        self._report(Grown(transfer.order.number, transfer.partial.received))
+
+    def _acknowledge(self, transfer: Incoming) -> None:
+        order = transfer.order
+        grant = messages.Grant(order.manifest.transfer, transfer.partial.acknowledge(), True)
+        topic = topics.command(self._run, order.agent)
+        self._link.publish(topic, envelope.encode(grant, self._epoch))
+
+    def _remove(self, number: int) -> Incoming:
+        transfer = self._transfers.pop(number)
+        self._numbers.pop((transfer.order.agent, transfer.order.manifest.transfer), None)
+        self._link.unsubscribe(self._pattern(transfer.order))
+        return transfer
+
+    def _pattern(self, order: Receive) -> str:
+        return topics.chunk(topics.upload(self._run, order.agent, order.manifest.transfer), "+")

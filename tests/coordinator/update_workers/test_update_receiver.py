@@ -1,0 +1,166 @@
+"""What a worker does with the chunks of an update, over a broker in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.update_workers.update_receiver import MOST_INVALID, UpdateReceiver
+from coordinator.update_workers.worker_messages import (
+    Damaged,
+    Drop,
+    Grown,
+    Invalid,
+    Pause,
+    Receive,
+    Report,
+    Whole,
+)
+from federated.wire import envelope, topics
+from federated.wire.chunks import GRANT_DELAY, slices, split
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.messages import Chunk, Grant, Manifest
+
+RUN, AGENT, EPOCH = "r", "ann", 7
+DATA = bytes(range(256)) * 16  # four chunks
+MANIFEST = split(DATA, 1024, "t")
+
+
+class Bench:
+    """A worker's receiver, and an agent at the same broker.
+
+    reports: what the worker reported.
+    """
+
+    def __init__(self, memory: MemoryBroker, folder: Path) -> None:
+        self.link, self.agent = MemoryLink(memory, "worker"), MemoryLink(memory, "agent")
+        self.agent.subscribe(topics.command(RUN, AGENT))
+        self.reports = list[Report]()
+        self.path = folder / "ann.update"
+        self.receiver = UpdateReceiver(self.link, RUN, EPOCH, self.reports.append)
+
+    def order(self, manifest: Manifest = MANIFEST, number: int = 1) -> None:
+        self.receiver.obey(Receive(number, AGENT, manifest, str(self.path)), 0.0)
+
+    def send(self, *chunks: Chunk, now: float = 0.0) -> None:
+        for chunk in chunks:
+            base = topics.upload(RUN, AGENT, "t")
+            self.agent.publish(topics.chunk(base, chunk.index), envelope.encode(chunk))
+        while (delivery := self.link.receive(0.0)) is not None:
+            self.receiver.take(delivery, now)
+
+    def list_grants(self) -> list[tuple[bytes, bool]]:
+        """Return the bitmaps that the agent has received since the last call."""
+        found = []
+        while (delivery := self.agent.receive(0.0)) is not None:
+            message, epoch = envelope.decode_with_epoch(delivery.payload)
+            assert isinstance(message, Grant)
+            assert epoch == EPOCH
+            found.append((message.have, message.open))
+        return found
+
+
+@pytest.fixture
+def bench(memory: MemoryBroker, tmp_path: Path) -> Bench:
+    return Bench(memory, tmp_path)
+
+
+def list_chunks() -> list[Chunk]:
+    return list(slices(MANIFEST, DATA))
+
+
+def test_a_complete_update_is_verified_put_into_place_and_reported(bench: Bench) -> None:
+    bench.order()
+    assert bench.list_grants() == [(b"\0", True)]
+    bench.send(*list_chunks())
+    assert bench.reports == [Grown(1, 0), Whole(1)]
+    assert bench.path.read_bytes() == DATA
+    assert [path.name for path in bench.path.parent.iterdir()] == [bench.path.name]
+    assert not bench.receiver.busy
+
+
+def test_chunks_are_acknowledged_and_a_repeated_order_asks_for_the_missing_ones(
+    bench: Bench,
+) -> None:
+    bench.order()
+    bench.send(list_chunks()[2])
+    bench.list_grants()
+    bench.receiver.grant(GRANT_DELAY)
+    assert bench.list_grants() == [(b"\4", True)]
+    bench.order()
+    assert bench.list_grants() == [(b"\4", True)]
+    assert bench.reports[-1] == Grown(1, 1)
+
+
+def test_a_paused_transfer_stores_chunks_in_flight_and_asks_for_no_more(bench: Bench) -> None:
+    bench.order()
+    bench.list_grants()
+    bench.receiver.obey(Pause(1), 0.0)
+    bench.send(list_chunks()[0])
+    bench.receiver.grant(GRANT_DELAY)
+    assert bench.list_grants() == []
+    bench.order()
+    assert bench.list_grants() == [(b"\1", True)]
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_dropped_transfer_leaves_no_file(bench: Bench, complete: bool) -> None:
+    bench.order()
+    bench.send(*list_chunks()[: None if complete else 2])
+    bench.receiver.obey(Drop(1, str(bench.path)), 0.0)
+    assert not list(bench.path.parent.iterdir())
+    bench.send(list_chunks()[0])  # its topic is no longer subscribed to
+    assert not bench.receiver.busy
+
+
+def test_an_update_with_a_wrong_digest_is_sent_again(bench: Bench) -> None:
+    bench.order(replace(MANIFEST, sha256="0" * 64))
+    bench.send(*list_chunks())
+    assert isinstance(bench.reports[-1], Damaged)
+    assert bench.receiver.busy
+    bench.list_grants()
+    bench.order(replace(MANIFEST, sha256="0" * 64))
+    assert bench.list_grants() == [(b"\0", True)]
+    assert not bench.path.exists()
+
+
+def test_another_worker_goes_on_where_a_killed_one_ended(
+    memory: MemoryBroker, tmp_path: Path
+) -> None:
+    first = Bench(memory, tmp_path)
+    first.order()
+    first.send(*list_chunks()[:2])
+    first.receiver.grant(GRANT_DELAY)  # writes the bitmap
+    first.link.kill()
+    second = Bench(memory, tmp_path)
+    second.order(number=2)
+    assert second.list_grants() == [(b"\3", True)]
+    second.send(*list_chunks()[2:])
+    assert second.reports[-1] == Whole(2)
+    assert second.path.read_bytes() == DATA
+
+
+def test_invalid_chunks_are_reported_and_after_many_the_transfer_is_ignored(bench: Bench) -> None:
+    bench.order()
+    wrong = replace(list_chunks()[0], crc32=0)
+    bench.send(wrong)
+    assert isinstance(bench.reports[-1], Invalid)
+    assert not bench.reports[-1].malformed
+    bench.send(*[wrong] * (MOST_INVALID + 10))
+    assert sum(isinstance(one, Invalid) for one in bench.reports) == MOST_INVALID
+
+
+def test_what_cannot_be_decoded_is_reported_as_malformed(bench: Bench) -> None:
+    bench.order()
+    bench.agent.publish(topics.chunk(topics.upload(RUN, AGENT, "t"), 0), b"no message")
+    bench.send()
+    assert isinstance(bench.reports[-1], Invalid)
+    assert bench.reports[-1].malformed
+
+
+def test_a_disk_that_fails_does_not_end_the_worker(bench: Bench, tmp_path: Path) -> None:
+    bench.receiver.obey(Receive(1, AGENT, MANIFEST, str(tmp_path / "none" / "x.update")), 0.0)
+    assert [type(one).__name__ for one in bench.reports] == ["Failed"]
+    assert not bench.receiver.busy
