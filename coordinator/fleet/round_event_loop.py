@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from coordinator.round.collector_interface import Collector, limit_size
 from coordinator.round.round_actions import Action
 from coordinator.round.round_state import Phase, Round, Rules, list_carried_tasks
 from coordinator.round.round_step import step
+from coordinator.round.tensor_check import Examined
 from coordinator.store.file_digest_check import find_problem
 from coordinator.store.journal import REMEDY, Base, Journal
 from coordinator.store.run_store import Store
@@ -86,6 +87,7 @@ class RoundEventLoop:
         self.checkpoint, self.stalled = "", False
         self._collectors: dict[Work, Collector] = {}
         self._updates: dict[Key, Update] = {}  # checked just now, as views of their files
+        self._verified = set[Key]()  # checked just now by workers
         self._events: deque[on.RoundEvent] = deque()
 
     @property
@@ -112,6 +114,7 @@ class RoundEventLoop:
         finally:
             # a waiting update may be damaged on disk meanwhile: it is read and checked again
             self._updates.clear()
+            self._verified.clear()
 
     def _step(self, event: on.RoundEvent) -> None:
         """Record the event before acting on it. An event that cannot be recorded is dropped if its
@@ -206,6 +209,7 @@ class RoundEventLoop:
         collector = self._collectors[self.phase.work]
         planned = collector.prepare(agent)
         self.inbox.expect_also(planned.task.key, collector.limit(planned.task))
+        self._describe_checks([planned.task], collector)
         self.handle(on.TaskAdded(self.clock(), planned))
 
     def _snapshot(self) -> bool:
@@ -251,7 +255,9 @@ class RoundEventLoop:
             return self._updates.pop(key)
         path = self.inbox.path(key)
         try:
-            if problem := find_problem(path, self.round.tasks[key].digest):
+            if key not in self._verified and (
+                problem := find_problem(path, self.round.tasks[key].digest)
+            ):
                 raise Malformed(f"{path} {problem}")
             return self._read(self.round.tasks[key].task, path, collector)
         except (OSError, ValueError, WireError) as error:
@@ -264,12 +270,20 @@ class RoundEventLoop:
         received = collector.received(task) if codec.changes and collector is not None else {}
         return self.inbox.read(path, codec, limit_size(task), received)
 
-    def check(self, task: Task, path: Path, elapsed: float) -> Update:
+    def check(
+        self, task: Task, path: Path, elapsed: float, examined: Examined | None = None
+    ) -> Update:
         """Decode and check the update in a file. If it is folded with the next event, it isn't read
-        again. elapsed: seconds since its task was sent. Raises WireError.
+        again, or if a worker examined it just now, isn't verified again. elapsed: seconds since its
+        task was sent. Raises WireError.
         """
         unused = self.round.tasks[task.key].outlasting  # it is not folded
         collector = None if unused else self._collectors[task.work]
+        if examined is not None and collector is not None:
+            check_match(task, examined.header)
+            collector.accept(task, examined, elapsed)
+            self._verified.add(task.key)
+            return examined.header
         update = self._read(task, path, collector)
         check_match(task, update)
         if collector is None:
@@ -284,7 +298,14 @@ class RoundEventLoop:
         self._collectors[began.work] = collector
         limits = {one.task.key: collector.limit(one.task) for one in began.tasks}
         self.inbox.expect(limits, [state.key for state in list_carried_tasks(self.round)])
+        self._describe_checks([one.task for one in began.tasks], collector)
         self.handle(began)
+
+    def _describe_checks(self, tasks: Iterable[Task], collector: Collector) -> None:
+        """Let workers, if there are any, check the updates of these tasks."""
+        for task in tasks if self.inbox.workers is not None else ():
+            if (check := collector.describe_check(task)) is not None:
+                self.inbox.checks[task.key] = check
 
     def end(self) -> None:
         """Clean up after a phase has closed. The transfers of its probes continue."""
@@ -338,6 +359,7 @@ class RoundEventLoop:
             if state.open and state.key.work == "train"
         }
         self.inbox.expect({key: collector.limit(state.task) for key, state in open.items()})
+        self._describe_checks([state.task for state in open.values()], collector)
         whole = [
             state.key
             for state in self.round.tasks.values()

@@ -171,6 +171,10 @@ class Shipment:
             slot=sent.slot,
         )
 
+    def find_published(self, submodel: Submodel) -> PublishedWeights | None:
+        """Return the published weights of a submodel; None if it was not published."""
+        return self._published.get(submodel)
+
     def publish(self, submodel: Submodel) -> PublishedWeights:
         """Return the published weights of a submodel. Encode and publish them on the first call."""
         if submodel in self._published:

@@ -17,6 +17,7 @@ from coordinator.fleet.update_file_names import name_file, update_path
 from coordinator.fleet.update_transfer import IDLE, Transfer
 from coordinator.fleet.uploaded_file import UploadedFile
 from coordinator.http_transfers.transfer_urls import TransferUrls
+from coordinator.round.tensor_check import TensorCheck
 from coordinator.update_workers.worker_pool import WorkerPool, WorkerTransfer
 from federated.errors import Refused, StoreError, explain_os_errors
 from federated.system.disk_sync import sync
@@ -52,6 +53,7 @@ class Inbox:
     full: whether something waits for room, until `retry` is called.
     urls: where agents upload; None: all updates are sent in chunks.
     workers: processes that receive the chunks; None: `take` gets them.
+    checks: how workers check the tensors of expected updates.
     uploaded_bytes: of the updates that came over HTTP or through workers.
     """
 
@@ -60,6 +62,7 @@ class Inbox:
     ) -> None:
         self.spool, self.slots, self._sync, self._urls = spool, slots, sync, urls
         self.workers: WorkerPool | None = None
+        self.checks = dict[Key, TensorCheck]()
         self.reserve, self.full, self.uploaded_bytes = 0, False, 0
         self._logged = False  # whether the lack of room was logged
         self._expected: dict[Key, int] = {}  # update -> its largest acceptable size, bytes
@@ -85,6 +88,7 @@ class Inbox:
             self._drop(key)
         self._waiting = {key: offer for key, offer in self._waiting.items() if key in held}
         self._expected, self.full, self._logged = held | new, False, False
+        self.checks = {key: check for key, check in self.checks.items() if key in held}
         for key in new:
             self.remove(key)
 
@@ -367,7 +371,7 @@ class Inbox:
         if self._name_url(key, manifest):
             return UploadedFile(manifest, path, sync=self._sync)
         if self.workers is not None:
-            return WorkerTransfer(manifest, key.agent, path, self.workers)
+            return WorkerTransfer(manifest, path, self.workers, key.agent, self.checks.get(key))
         return PartialFile(manifest, path, limit=manifest.size, sync=self._sync)
 
     def _name_url(self, key: Key, manifest: messages.Manifest) -> str:

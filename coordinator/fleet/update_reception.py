@@ -12,6 +12,7 @@ from coordinator.fleet.update_inbox import MAX_DAMAGED, Inbox
 from coordinator.round import round_events as on
 from coordinator.round.round_state import find_task
 from coordinator.round.task_state import TaskState
+from coordinator.round.tensor_check import Examined
 from coordinator.update_workers.worker_messages import Failed, Invalid, NoRoom, Report
 from coordinator.update_workers.worker_pool import WorkerPool, WorkerTransfer
 from federated.errors import Malformed, Refused, StoreError, WireError
@@ -77,18 +78,26 @@ class UpdateReception:
             case Failed(_, reason):
                 raise StoreError(f"cannot write the update of {key.agent}: {reason}")
             case _:
-                self.finish_upload(key)
+                self.finish_upload(key, transfer.verdict)
 
-    def finish_upload(self, key: Key) -> bool:
+    def finish_upload(self, key: Key, verdict: Examined | str | None = None) -> bool:
         """Check an update that came over HTTP or to a worker, if it is complete. Return whether it
         was. Raises Refused if its digest is wrong, StoreError.
+
+        verdict: of the worker on its tensors.
         """
         finished = self._inbox.finish_upload(key)
         if finished is not None:
-            self._check(key.agent, *finished)
+            self._check(key.agent, *finished, verdict)
         return finished is not None
 
-    def _check(self, name: str, offer: messages.Offer, path: Path | None) -> None:
+    def _check(
+        self,
+        name: str,
+        offer: messages.Offer,
+        path: Path | None,
+        verdict: Examined | str | None = None,
+    ) -> None:
         """Check a complete update. path: its file; None: its digest was wrong too often."""
         key, transfer = find_key(name, offer), offer.manifest.transfer
         state = find_task(self._driver.round, key, offer.attempt)
@@ -101,7 +110,9 @@ class UpdateReception:
         try:
             if path is None:
                 raise Refused(f"its bytes did not match its manifest, {MAX_DAMAGED} times")
-            update = self._driver.check(state.task, path, self._elapsed(state))
+            if isinstance(verdict, str):
+                raise Refused(verdict)
+            update = self._driver.check(state.task, path, self._elapsed(state), verdict)
         except WireError as error:
             if path is not None:
                 path.unlink(missing_ok=True)

@@ -11,9 +11,11 @@ import torch
 from coordinator.assign.affordable_submodels import count_steps
 from coordinator.fleet.submodel_shipment import STATS, Shipment, to_torch
 from coordinator.phases.run_context import RunContext
-from coordinator.round.collector_interface import Collector
+from coordinator.round.collector_interface import Collector, limit_size
 from coordinator.round.task_state import TaskState
+from coordinator.round.tensor_check import Examined, TensorCheck
 from coordinator.trust.message_checks import check_scores, check_statistics, check_training
+from coordinator.trust.tensor_checks import examine
 from federated.engine.aggregate import Total, fold, mean
 from federated.engine.update_contributions import Part
 from federated.task import Task, Update
@@ -25,7 +27,9 @@ __all__ = [
     "Calibration",
     "LateUpdates",
     "Scoring",
+    "accept_update",
     "check_update",
+    "make_check",
     "rebuild_shipment",
 ]
 
@@ -106,6 +110,9 @@ class LateUpdates(Collector):
     def check(self, task: Task, update: Update, elapsed: float) -> None:
         check_update(self.run, self._rebuild(task.round), task, update, elapsed)
 
+    def accept(self, task: Task, examined: Examined, elapsed: float) -> None:
+        accept_update(self.run, task, examined, elapsed)
+
     def fold(self, state: TaskState, update: Update) -> None:
         raise AssertionError("late updates are folded in the next training")
 
@@ -124,9 +131,21 @@ def check_update(
     shipment: the weights that the agent received.
     elapsed: see `Collector.check`.
     """
-    agent, sent = run.fleet.agents.get(task.agent), shipment.parcel(task.submodel)
+    examined = examine(update, make_check(run, shipment, task), shipment.received(task.submodel))
+    accept_update(run, task, examined, elapsed)
+
+
+def accept_update(run: RunContext, task: Task, examined: Examined, elapsed: float) -> None:
+    """Raise Refused for an update that must not be folded although its tensors passed their
+    checks.
+    """
+    agent = run.fleet.agents.get(task.agent)
     examples = agent.profile.data.examples if agent is not None and agent.profile is not None else 0
-    check_training(
-        update, sent.shapes, sent.norms, examples, count_steps(task.recipe, examples), elapsed
-    )
-    run.defences.check(update, shipment.cut(task.submodel))
+    check_training(examined.header, examples, count_steps(task.recipe, examples), elapsed)
+    run.defences.check(examined.header, examined.changes)
+
+
+def make_check(run: RunContext, shipment: Shipment, task: Task, weights: str = "") -> TensorCheck:
+    """Return how to check the tensors of a task's update. weights: see `TensorCheck`."""
+    sent, limit = shipment.parcel(task.submodel), limit_size(task)
+    return TensorCheck(task.codec, limit, sent.shapes, sent.norms, run.defences.measures, weights)

@@ -21,7 +21,7 @@ from coordinator.fleet.submodel_shipment import Shipment, to_torch
 from coordinator.observe.events import UpdateFolded, time_stage
 from coordinator.observe.fleet_scores import score_training
 from coordinator.observe.round_records import Entry, Folded, Score
-from coordinator.phases.collectors import LateUpdates, check_update
+from coordinator.phases.collectors import LateUpdates, accept_update, check_update, make_check
 from coordinator.phases.fleet_history import (
     FleetHistory,
     record_counts,
@@ -40,6 +40,7 @@ from coordinator.round.collector_interface import Collector, Snapshot
 from coordinator.round.round_events import PhaseBegan
 from coordinator.round.round_state import RoundPlan
 from coordinator.round.task_state import Planned, Spare, TaskState
+from coordinator.round.tensor_check import Examined, TensorCheck
 from coordinator.settings.config import Config
 from federated.engine.aggregate import Total
 from federated.engine.contribution_checks import UnfitPart
@@ -176,6 +177,15 @@ class Training(Collector):
             self._late.check(task, update, elapsed)
         else:
             check_update(self.run, self.shipment, task, update, elapsed)
+
+    def describe_check(self, task: Task) -> TensorCheck | None:
+        sent = self.shipment.find_published(task.submodel)
+        if task.round != self.plan.round or sent is None:
+            return None  # the weights that the agent received may be gone
+        return make_check(self.run, self.shipment, task, str(sent.path))
+
+    def accept(self, task: Task, examined: Examined, elapsed: float) -> None:
+        accept_update(self.run, task, examined, elapsed)
 
     def fold(self, state: TaskState, update: Update) -> None:
         run, agent = self.run, update.agent

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from coordinator.observe.round_records import Folded
 from coordinator.round.task_state import Planned, TaskState
+from coordinator.round.tensor_check import Examined, TensorCheck
 from federated.task import Task, Update
 from federated.wire.codecs.codec import Tensors
 
@@ -52,6 +53,16 @@ class Collector(Protocol):
 
         elapsed: seconds since the task was sent; infinite if an earlier process sent it.
         """
+
+    def describe_check(self, task: Task) -> TensorCheck | None:
+        """Return what another process needs to check the tensors of the task's update; None if only
+        `check` can.
+        """
+        return None
+
+    def accept(self, task: Task, examined: Examined, elapsed: float) -> None:
+        """Do as `check` does for an update whose tensors passed their checks in another process."""
+        raise AssertionError("other processes check no updates of this phase")
 
     def fold(self, state: TaskState, update: Update) -> None:
         """Add an update to the total."""

@@ -17,12 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
-from torch import Tensor
-
 from coordinator.settings.config import Config
 from coordinator.trust import privacy_budget
 from coordinator.trust.norm_and_privacy_tables import ChangeNorm, TrustTables
-from coordinator.trust.norm_bounds import Bound, check_change, compute_bounds, measure_change
+from coordinator.trust.norm_bounds import Bound, check_change, compute_bounds
 from federated.engine.aggregate import Key, Total, fold
 from federated.engine.differential_privacy import make_private
 from federated.engine.robust.catalogue import find_rule
@@ -166,14 +164,19 @@ class Defences:
 
     # ---- before the fold -------------------------------------------------------------------------
 
-    def check(self, update: Update, sent: Mapping[str, Tensor]) -> None:
-        """Measure how far an update moved from the weights that were sent. Raises Refused if it
-        moved too far.
+    @property
+    def measures(self) -> bool:
+        """Whether the changes of updates are measured. A private run clips instead, and a norm that
+        bounds others would be released without noise.
         """
-        # a private run clips instead, and a norm that bounds others would be released without noise
-        if self.config.private.noise:
-            return
-        norms = measure_change(update, sent)
+        return not self.config.private.noise
+
+    def check(self, update: Update, norms: Mapping[str, float]) -> None:
+        """Record how far an update moved from the weights that were sent. Raises Refused if it
+        moved too far.
+
+        norms: of its changes, by kind; empty unless the run `measures` them.
+        """
         name = update.submodel.plain.name
         for kind, norm in norms.items():
             self.pending[update.agent, name, kind] = ChangeNorm(

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from federated.engine.sums_of_squares import sum_squares
+from coordinator.trust.tensor_checks import VAST, check_variances
 from federated.errors import Refused
 from federated.task import LONGEST, SHORTEST, Card, Profile, Task, Update
 from federated.trainer_capabilities import GRAPHS
@@ -33,12 +33,8 @@ __all__ = [
     "compute_shapes",
 ]
 
-OUTSIZE = 1e3  # times the norm that was sent (plus one per entry, for tensors that start at zero)
 EXITS = 64  # more than any network has
 DRIFT = 0.02  # share, and seconds, by which two machines' clocks may differ over a round
-# largest mean, deviation, variance or tensor norm: the square root of float32's range, so that
-# weighted sums are finite
-VAST = 1e18
 # smallest deviation of a channel or value (`Dataset.card` reports 1 for one without spread)
 TINY = 1e-30
 # entries of tallies that cannot be negative
@@ -50,7 +46,6 @@ COUNT = 2**48
 EXAMPLES = 2**40  # on one device
 AXES, NUMBERS = 8, 2**26  # of one raw example: axes, and numbers in all (256 MiB as float32)
 OUTPUTS = 2**20  # classes, values or tokens
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 def compute_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
@@ -169,35 +164,17 @@ def check_match(task: Task, update: Update) -> None:
             raise Refused(f"update of {task.agent}: expected {name} {wanted}, found {found}")
 
 
-def check_training(
-    update: Update,
-    shapes: Shapes,
-    sent: Mapping[str, float],
-    examples: int,
-    steps: int,
-    elapsed: float = math.inf,
-) -> None:
-    """Check that an update has weights of these shapes and a plausible size, from 1 to `examples`
-    examples and 1 to `steps` steps.
+def check_training(update: Update, examples: int, steps: int, elapsed: float = math.inf) -> None:
+    """Check what an update reports beside its tensors: from 1 to `examples` examples and 1 to
+    `steps` steps, labels, loss, scores and effort.
 
-    sent: the L2 norm of each tensor that the device received. It gives a bound that is known before
-        anyone answers, and that no honest training reaches.
     elapsed: seconds since the task was sent, which bound the reported effort.
     """
-    tensors.check(update.tensors, shapes)
     if not 1 <= update.samples <= examples or not 1 <= update.steps <= steps:
         raise Refused(
             f"update of {update.agent}: expected 1 to {examples} samples and 1 to "
             f"{steps} steps, found {update.samples} and {update.steps}"
         )
-    for name, value in update.tensors.items():
-        bound = min(OUTSIZE * (sent.get(name, 0.0) + math.sqrt(value.size)), VAST)
-        norm = math.sqrt(sum_squares(value))
-        if norm > bound:
-            raise Refused(
-                f"tensor {name}: expected a norm of at most {bound:.3g}, found {norm:.3g}"
-            )
-    check_variances(update)
     labels, classes = update.notes.get("labels", []), update.submodel.network.outputs
     if (
         not isinstance(labels, list)
@@ -252,16 +229,6 @@ def check_statistics(update: Update) -> None:
             f"larger ones in {vast[0]}"
         )
     check_variances(update)
-
-
-def check_variances(update: Update) -> None:
-    """Check that no variance of a norm is negative: batch norm takes its root."""
-    for name, value in update.tensors.items():
-        if name.endswith("running_var") and (value < 0).any():
-            raise Refused(
-                f"{update.work} of {update.agent}: expected variances of at least 0, found "
-                f"{value.min():.3g} in {name}"
-            )
 
 
 def check_scores(update: Update) -> None:

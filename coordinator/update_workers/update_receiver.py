@@ -5,11 +5,15 @@ verify complete updates.
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+from coordinator.round.tensor_check import TensorCheck
 from coordinator.trust.message_topic_check import check_place
+from coordinator.trust.tensor_checks import examine
 from coordinator.update_workers.worker_messages import (
     Damaged,
     Drop,
@@ -26,16 +30,22 @@ from coordinator.update_workers.worker_messages import (
 )
 from federated.errors import Malformed, Refused, WireError
 from federated.system.disk_sync import sync
-from federated.wire import envelope, messages, topics
+from federated.system.file_mapping import map_file
+from federated.wire import envelope, messages, tensors, topics
+from federated.wire.codecs.catalogue import find_codec
+from federated.wire.codecs.codec import Tensors, decode_update
 from federated.wire.link import Delivery, Link
 from federated.wire.partial_file import PartialFile
 
 __all__ = ["UpdateReceiver"]
 
+log = logging.getLogger(__name__)
+
 REPEATED = 1.0  # seconds between repeated chunks that are answered: an answer may have been lost
 GROWTH = 0.25  # seconds between reports of an update's growth: the coordinator needs two a second
 # invalid chunks after which a transfer is ignored: the coordinator allows an agent no more of them
 MOST_INVALID = 300
+CACHED = 4  # files of weights that stay mapped
 
 
 @dataclass
@@ -170,7 +180,7 @@ class UpdateReceiver:
         if self._sync:
             sync(path.parent)
         self._remove(number)
-        self._report(Whole(number))
+        self._report(examine_file(number, path, transfer.order.check))
 
     def _reject(self, transfer: Incoming, topic: str, error: WireError) -> None:
         transfer.invalid += 1
@@ -204,3 +214,28 @@ class UpdateReceiver:
 
     def _pattern(self, order: Receive) -> str:
         return topics.chunk(topics.upload(self._run, order.agent, order.manifest.transfer), "+")
+
+
+def examine_file(number: int, path: Path, check: TensorCheck | None) -> Whole:
+    """Check the tensors of the update in a file, and report it. The coordinator checks them if this
+    process cannot read the weights that the agent received, which may be gone by now.
+    """
+    if check is None:
+        return Whole(number)
+    try:
+        received = read_weights(check.weights)
+    except (OSError, ValueError, WireError) as error:
+        log.warning("cannot read %s: %s; the coordinator checks the update", check.weights, error)
+        return Whole(number)
+    try:
+        codec = find_codec(check.codec)
+        update = decode_update(map_file(path), codec, check.limit, received)
+        return Whole(number, examine(update, check, received))
+    except WireError as error:
+        return Whole(number, refusal=str(error))
+
+
+@lru_cache(CACHED)
+def read_weights(path: str) -> Tensors:
+    """Return the tensors in a file, as views of it."""
+    return tensors.decode(map_file(Path(path)))[1]

@@ -11,6 +11,7 @@ from typing import IO, Any, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from coordinator.round.tensor_check import Examined, TensorCheck
 from federated.wire.messages import Manifest
 
 __all__ = [
@@ -61,12 +62,14 @@ class Receive(Struct, frozen=True, tag=True):
     agent: its sender.
     manifest: what the agent announced.
     path: where to put the update once it is complete.
+    check: how to check its tensors; None: the coordinator does.
     """
 
     number: int
     agent: str
     manifest: Manifest
     path: str
+    check: TensorCheck | None = None
 
 
 class Pause(Struct, frozen=True, tag=True):
@@ -97,9 +100,15 @@ class Grown(Struct, frozen=True, tag=True):
 
 
 class Whole(Struct, frozen=True, tag=True):
-    """An update is complete, its digest is right, and its file is in its place."""
+    """An update is complete, its digest is right, and its file is in its place.
+
+    examined: what was found in its tensors, if they were to be checked and are right.
+    refusal: why they are refused; empty if they are not, or were not checked.
+    """
 
     number: int
+    examined: Examined | None = None
+    refusal: str = ""
 
 
 class Damaged(Struct, frozen=True, tag=True):

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.round.tensor_check import Examined, TensorCheck
 from coordinator.update_workers.worker_messages import (
     Alive,
     Damaged,
@@ -73,12 +74,23 @@ class WorkerTransfer:
     begun: whether the worker has reserved its room on the disk.
     received: number of chunks that the worker has.
     whole: whether the update is complete.
-    problem: why the update was not accepted although all its chunks had come.
+    problem: why the update starts over although all its chunks had come.
+    verdict: what the worker found in its tensors, or why they are refused; None: it did not look.
     paused: whether its agent is asked for no more chunks.
     """
 
-    def __init__(self, manifest: Manifest, agent: str, path: Path, pool: WorkerPool) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        path: Path,
+        pool: WorkerPool,
+        agent: str,
+        check: TensorCheck | None = None,
+    ) -> None:
+        """check: how the worker checks the tensors of the update; None: it does not."""
         self.manifest, self.agent, self.path, self._pool = manifest, agent, path, pool
+        self._check = check
+        self.verdict: Examined | str | None = None
         self.begun, self.received, self.whole, self.problem = False, 0, False, ""
         self.paused = True  # until `resume`
         self._number = pool.add(self)
@@ -94,7 +106,7 @@ class WorkerTransfer:
 
     @property
     def order(self) -> Receive:
-        return Receive(self._number, self.agent, self.manifest, str(self.path))
+        return Receive(self._number, self.agent, self.manifest, str(self.path), self._check)
 
     def lacks(self, index: int) -> bool:
         """Return False: no chunk is expected here."""
@@ -322,8 +334,9 @@ def update_transfer(transfer: WorkerTransfer, report: Report) -> None:
     match report:
         case Grown(_, received):
             transfer.received = received
-        case Whole():
+        case Whole(_, examined, refusal):
             transfer.received, transfer.whole = transfer.manifest.total, True
+            transfer.verdict = examined or refusal or None
         case Damaged(_, reason):
             transfer.problem = reason
         case NoRoom() | Failed():

@@ -11,6 +11,7 @@ from coordinator import database_row_digests
 from coordinator.settings.config import load
 from coordinator.trust import norm_and_privacy_tables
 from coordinator.trust.configured_defences import Defences
+from coordinator.trust.norm_bounds import measure_change
 from federated.method import configure
 from federated.methods.catalogue import find_method
 from federated.task import Update
@@ -46,7 +47,8 @@ def defences(
 
 def check_update(defences: Defences, update: Update) -> None:
     """Check an update made from `STATE`. Raises Refused if it moved too far."""
-    defences.check(update, PLAIN.dispatch(STATE, PLAIN.place(STATE, update.submodel)))
+    sent = PLAIN.dispatch(STATE, PLAIN.place(STATE, update.submodel))
+    defences.check(update, measure_change(update, sent) if defences.measures else {})
 
 
 def update(change: float, agent: str = "a0", round: int = 1) -> Update:

@@ -47,6 +47,7 @@ from coordinator.trust.message_checks import (
     check_training,
     compute_shapes,
 )
+from coordinator.trust.tensor_checks import check_weights
 from federated.engine.aggregate import Total, dump, fold
 from federated.engine.aggregate import load as load_total
 from federated.errors import WireError
@@ -279,7 +280,8 @@ def test_an_accepted_update_is_folded_stored_and_reported(name: str, tmp_path: P
                 tmp_path,
             )
             check_match(task, update)
-            check_training(update, shapes, norms, examples, 2**40 // 32, elapsed)
+            check_weights(update, shapes, norms)
+            check_training(update, examples, 2**40 // 32, elapsed)
         except WireError as error:
             liar.refused("update", error)
             continue

@@ -21,6 +21,7 @@ from coordinator.trust.message_checks import (
     check_training,
     compute_shapes,
 )
+from coordinator.trust.tensor_checks import check_weights
 from federated.errors import Malformed, Refused
 from federated.method import configure
 from federated.methods.catalogue import find_method
@@ -62,7 +63,8 @@ GOOD = Update(
 
 
 def judge(update: Update, examples: int = 10, steps: int = 5, elapsed: float = 10.0) -> None:
-    check_training(update, SHAPES, SENT, examples, steps, elapsed)
+    check_weights(update, SHAPES, SENT)
+    check_training(update, examples, steps, elapsed)
 
 
 def test_the_requested_update_is_accepted() -> None:
@@ -114,10 +116,10 @@ def test_a_trained_variance_below_zero_is_refused() -> None:
     name, shapes = "norm.running_var", {**SHAPES, "norm.running_var": (2,)}
     for value in (0.0, -0.0, 1.0):
         tracked = values(**{name: np.array([value, 0.5], np.float32)})
-        check_training(replace(GOOD, tensors=tracked), shapes, SENT, 10, 5)
+        check_weights(replace(GOOD, tensors=tracked), shapes, SENT)
     tracked = values(**{name: np.array([0.5, -1e-6], np.float32)})
     with pytest.raises(Refused, match=r"variances of at least 0, found -1e-06 in norm.running_var"):
-        check_training(replace(GOOD, tensors=tracked), shapes, SENT, 10, 5)
+        check_weights(replace(GOOD, tensors=tracked), shapes, SENT)
 
 
 def test_negative_zero_and_subnormal_numbers_are_accepted() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.trust.message_checks import check_scores, check_statistics, check_training
+from coordinator.trust.tensor_checks import check_weights
 from federated.errors import Refused
 from federated.task import Update
 from models.submodel_building import shapes, statistics
@@ -21,7 +22,12 @@ def test_updates_of_implausible_size_are_refused() -> None:
         "r", 1, 1, "a", "train", SMALL, "r0", 10, 1, weights(1.0), {"labels": [1], "loss": 1.0}
     )
     norms = {name: float(np.sqrt(np.prod(shape))) for name, shape in shapes(SMALL).items()}
-    check_training(made, shapes(SMALL), norms, 10, 5)
+
+    def judge(update: Update) -> None:
+        check_weights(update, shapes(SMALL), norms)
+        check_training(update, 10, 5)
+
+    judge(made)
     for wrong, words in (
         (replace(made, tensors=weights(3e38)), "norm"),
         (replace(made, samples=11), "samples"),
@@ -31,7 +37,7 @@ def test_updates_of_implausible_size_are_refused() -> None:
         (replace(made, notes={"labels": [10], "loss": 1.0}), "labels"),
     ):
         with pytest.raises(Refused, match=words):
-            check_training(wrong, shapes(SMALL), norms, 10, 5)
+            judge(wrong)
 
 
 def test_statistics_and_scores_are_checked() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from coordinator.round.tensor_check import TensorCheck
 from coordinator.update_workers.update_receiver import MOST_INVALID, UpdateReceiver
 from coordinator.update_workers.worker_messages import (
     Damaged,
@@ -18,12 +21,17 @@ from coordinator.update_workers.worker_messages import (
     Report,
     Whole,
 )
-from federated.wire import envelope, topics
+from federated.task import Update
+from federated.wire import envelope, tensors, topics
 from federated.wire.chunks import GRANT_DELAY, slices, split
+from federated.wire.codecs.catalogue import find_codec
+from federated.wire.codecs.codec import encode_update
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.messages import Chunk, Grant, Manifest
+from tests.support.scripted_coordinator import SMALL
 
 RUN, AGENT, EPOCH = "r", "ann", 7
+WEIGHTS = {"w": np.ones((2, 4), np.float32), "b": np.zeros(3, np.float32)}
 DATA = bytes(range(256)) * 16  # four chunks
 MANIFEST = split(DATA, 1024, "t")
 
@@ -140,6 +148,55 @@ def test_another_worker_goes_on_where_a_killed_one_ended(
     second.send(*list_chunks()[2:])
     assert second.reports[-1] == Whole(2)
     assert second.path.read_bytes() == DATA
+
+
+def encode_trained(change: float) -> bytes:
+    """Return an encoded update of `WEIGHTS`, every entry of which moved by `change`."""
+    moved = {name: value + np.float32(change) for name, value in WEIGHTS.items()}
+    notes = {"labels": [1], "loss": 1.0}
+    made = Update(RUN, 1, 1, AGENT, "train", SMALL, "r0", 10, 1, moved, notes)
+    return b"".join(encode_update(made, find_codec("fp16"), WEIGHTS))
+
+
+def examine(bench: Bench, data: bytes, weights: Path) -> Whole:
+    """Send an update to be checked, and return the worker's report of it."""
+    weights.write_bytes(tensors.encode({}, WEIGHTS))
+    shapes = {name: value.shape for name, value in WEIGHTS.items()}
+    norms = {name: float(np.linalg.norm(value)) for name, value in WEIGHTS.items()}
+    check = TensorCheck("fp16", 10**6, shapes, norms, True, str(weights))
+    manifest = split(data, 1024, "t")
+    bench.receiver.obey(Receive(1, AGENT, manifest, str(bench.path), check), 0.0)
+    bench.send(*slices(manifest, data))
+    whole = bench.reports[-1]
+    assert isinstance(whole, Whole)
+    return whole
+
+
+def test_the_tensors_of_an_update_are_decoded_checked_and_measured(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """The update is encoded as changes, so the worker reads the weights that the agent received."""
+    found = examine(bench, encode_trained(0.5), tmp_path / "x.weights").examined
+    assert found is not None
+    assert (found.header.agent, found.header.samples, found.header.tensors) == (AGENT, 10, {})
+    assert found.header.notes == {"labels": [1], "loss": 1.0}
+    assert found.changes == {"weights": pytest.approx(0.5 * math.sqrt(11))}
+
+
+@pytest.mark.parametrize("data", [encode_trained(60_000.0), encode_trained(1.0)[:-8], b"x" * 99])
+def test_an_update_with_wrong_tensors_is_refused(bench: Bench, tmp_path: Path, data: bytes) -> None:
+    found = examine(bench, data, tmp_path / "x.weights")
+    assert found.examined is None
+    assert found.refusal
+
+
+def test_without_the_weights_the_coordinator_checks_the_update(
+    bench: Bench, tmp_path: Path
+) -> None:
+    check = TensorCheck("raw", 10**6, {}, {}, True, str(tmp_path / "gone.weights"))
+    bench.receiver.obey(Receive(1, AGENT, MANIFEST, str(bench.path), check), 0.0)
+    bench.send(*list_chunks())
+    assert bench.reports[-1] == Whole(1)
 
 
 def test_invalid_chunks_are_reported_and_after_many_the_transfer_is_ignored(bench: Bench) -> None:
