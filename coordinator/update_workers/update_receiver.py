@@ -117,6 +117,8 @@ class UpdateReceiver:
         if number is None:
             return  # ended just now
         transfer = self._transfers[number]
+        if transfer.invalid >= MOST_INVALID:
+            return
         if not transfer.partial.lacks(where.index):
             if now - transfer.repeated < REPEATED:
                 return
