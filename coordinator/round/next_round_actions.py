@@ -17,6 +17,9 @@ __all__ = ["RELIEF_PAUSE", "end_probe", "proceed"]
 
 # seconds between attempts to make room in a full spool, so that several updates leave it together
 RELIEF_PAUSE = 1.0
+# most snapshots of a phase, unless the spool is full: each holds every agent, task and weight, so
+# that a fixed number of updates between them would cost large fleets more than the updates do
+SNAPSHOTS = 8
 
 
 def proceed(r: Round, out: list[Action]) -> Round:
@@ -170,13 +173,14 @@ def find_reason_to_close(r: Round, phase: Phase) -> str:
 
 
 def request_snapshot(r: Round, out: list[Action]) -> Round:
-    """Request a snapshot every few folds, and in a full spool as soon as nothing is left to fold,
-    so that files can leave it.
+    """Request a snapshot every few folds (more of them in a large phase), and in a full spool as
+    soon as nothing is left to fold, so that files can leave it.
     """
     phase = r.current_phase
     if r.saving:
         return r
-    due = 0 < r.rules.every <= len(r.unkept) and len(r.unkept) > r.refused
+    least = max(r.rules.every, len(phase.order) // SNAPSHOTS)
+    due = r.rules.every > 0 and len(r.unkept) >= least and len(r.unkept) > r.refused
     if r.full and not phase.whole and phase.folding is None and r.now - r.relieved >= RELIEF_PAUSE:
         r = replace(r, relieved=r.now)
         if not r.unkept:

@@ -430,7 +430,10 @@ class Journal(Record, frozen=True):
 
     every: Annotated[
         Natural,
-        Meta(description="Updates between two snapshots of the aggregate; 0: no snapshots."),
+        Meta(
+            description="Updates between two snapshots of the aggregate, at least an eighth of "
+            "those of the round; 0: no snapshots."
+        ),
     ] = 32
     waiting: Annotated[
         Natural,

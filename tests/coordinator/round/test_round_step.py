@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import string
 
 import pytest
 from msgspec.structs import replace
@@ -658,6 +659,16 @@ def test_a_snapshot_after_a_number_of_folds_frees_the_spool() -> None:
         if isinstance(a, do.Forget)
     ] == list(keys)
     assert machine.round.unkept == ()
+
+
+def test_a_phase_with_many_agents_takes_few_snapshots() -> None:
+    names = string.ascii_lowercase[:24]
+    machine = Machine(Rules(every=1), names).begin(names)
+    machine.arrive("ab")
+    assert not [a for a in machine.actions if isinstance(a, do.Snapshot)]
+    machine.arrive("c")
+    keys = tuple(task(name).key for name in "abc")
+    assert [a for a in machine.actions if isinstance(a, do.Snapshot)] == [do.Snapshot(keys)]
 
 
 def test_a_failed_snapshot_does_not_prevent_one_in_the_next_round() -> None:
