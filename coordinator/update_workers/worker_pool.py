@@ -308,7 +308,10 @@ class WorkerPool:
                     self._flooders.add(report.agent)
                 elif isinstance(report, Invalid):
                     yield None, report
-                elif (found := self._transfers.get(report.number)) is not None:
+                elif (
+                    not isinstance(report, Alive)
+                    and (found := self._transfers.get(report.number)) is not None
+                ):
                     update_transfer(found, report)
                     yield found, report
         for transfer in list(self._transfers.values()) if new else ():
