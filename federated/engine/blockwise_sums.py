@@ -200,11 +200,12 @@ def add_blockwise(updates: Sequence[Scaled]) -> None:
     blocks = sorted({block for placed, *_ in updates for block in placed})
     large = any(len(group) > 1 and group[0][1].numel() >= fused_addition.LEAST for group in groups)
     fused = load_fused() if large else None
-    if fused is None:  # PyTorch uses all threads for each addition
+    threads = torch.get_num_threads()
+    if fused is None or threads == 1:  # PyTorch itself uses all threads for each addition
         for block in blocks:
-            add_block(groups, block, None)
+            add_block(groups, block, fused)
     else:
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda block: add_block(groups, block, fused), blocks))
 
 
