@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 from typing import Any
@@ -17,6 +18,7 @@ __all__ = ["PahoClient"]
 
 LARGE = 4 << 10  # bytes of a packet from which its copies cost more than finding its payload
 QOS, QOS_2 = 0x06, 0x04  # flags of a packet with a message
+QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux has it
 
 
 class PahoClient(mqtt.Client):
@@ -63,6 +65,17 @@ class PahoClient(mqtt.Client):
             raise
 
     # ---- messages --------------------------------------------------------------------------------
+
+    def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
+        """Read packets, and let the system acknowledge them at once. A broker that uses Nagle's
+        algorithm, as rumqttd does, holds its next small packet back until then, and by default a
+        system waits 40 ms for data to send along.
+        """
+        result = super().loop_read(max_packets)
+        if QUICKACK is not None and self._made is not None:
+            with contextlib.suppress(OSError):  # it is closed
+                self._made.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
+        return result
 
     def _packet_queue(self, command: int, packet: Any, *others: Any, **named: Any) -> MQTTErrorCode:
         """Queue a packet as a view: the library slices off what it sent, which copies a packet, but

@@ -1,3 +1,4 @@
+import socket
 import struct
 
 import paho.mqtt.client as mqtt
@@ -6,7 +7,7 @@ from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import MalformedPacket, Properties
 
-from federated.wire.links.paho_client import LARGE, PahoClient
+from federated.wire.links.paho_client import LARGE, QUICKACK, PahoClient
 from federated.wire.mqtt_address import parse_mqtt_address
 
 BIG = bytes(range(256)) * (LARGE // 256 + 1)
@@ -79,3 +80,21 @@ def test_the_rest_of_a_packet_is_sent_without_a_copy() -> None:
     queued = reader._out_packet[0]["packet"]
     assert isinstance(queued, memoryview)
     assert queued[5:].obj is packet
+
+
+@pytest.mark.skipif(QUICKACK is None, reason="only Linux has this option")
+def test_received_packets_are_acknowledged_at_once() -> None:
+    assert QUICKACK is not None
+    reader = Reader(mqtt.MQTTv5)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as own,
+        server.accept()[0] as broker,
+    ):
+        own.setsockopt(socket.IPPROTO_TCP, QUICKACK, 0)
+        assert own.getsockopt(socket.IPPROTO_TCP, QUICKACK) == 0
+        reader._sock = reader._made = own
+        broker.sendall(b"\xd0\0")  # PINGRESP
+        assert reader.loop_read() == MQTTErrorCode.MQTT_ERR_SUCCESS
+        assert own.getsockopt(socket.IPPROTO_TCP, QUICKACK) == 1
+        reader._sock = None
