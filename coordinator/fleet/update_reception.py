@@ -124,6 +124,7 @@ class UpdateReception:
         checked = update.work == "train" and not state.outlasting
         loss = float(update.notes["loss"]) if checked else math.nan
         digest = offer.manifest.sha256
+        del update  # with it, those that waited may be folded: one mapped file at a time
         self._driver.handle(
             on.UpdateCame(self._clock(), key, offer.attempt, transfer, digest, loss)
         )

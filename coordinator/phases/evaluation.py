@@ -34,6 +34,7 @@ from coordinator.round.task_state import Planned
 from federated.data.dataset import Dataset
 from federated.errors import ExportError
 from federated.method import Method, State
+from federated.system.memory_allocation import return_free_memory
 from federated.task import Recipe, Work
 from federated.training.evaluation_passes import evaluate as evaluate_locally
 from federated.training.training_inputs import TrainingSet
@@ -104,6 +105,8 @@ class Evaluator:
         """
         config, fleet = self.run.config.evaluate, self.run.fleet
         submodels = self._select(worked, state.round)
+        if submodels:
+            return_free_memory()  # of the round's transfers, before networks take theirs
         if state.settings["norm"] == "static":
             agents = [
                 a for a in fleet.list_free() if config.calibrate == "fleet" or a.name in worked

@@ -57,6 +57,8 @@ __all__ = ["BATCH", "Trained", "Training", "complete_recipe", "train"]
 log = logging.getLogger(__name__)
 
 BATCH = 8  # largest number of updates that are added together in one pass
+# bytes of the updates that are added together: their files are in memory at the same time
+TOGETHER = 64 << 20
 MARGIN = 2**23  # bytes: twice the size to which SQLite's log may grow
 
 
@@ -101,9 +103,10 @@ class Training(Collector):
         )
         self.shipment = Shipment(run.fleet, self.state, run.method)
         self.history = record_standings(history, plan.standings)
+        self._most = count_together(state)
         self.total: Total | PartStore = run.defences.begin(
             plan.round, plan.chosen.values()
-        ) or Total(most=BATCH)
+        ) or Total(most=self._most)
         self.folded: dict[tuple[str, int], Folded] = {}
         self._recipe = cache(
             # `self` in a cached function would be a cycle: the total would outlive its round
@@ -114,7 +117,7 @@ class Training(Collector):
     def restore(self, total: Total, folded: Sequence[Folded]) -> None:
         """Continue from a snapshot."""
         self.total = total
-        total.most = BATCH
+        total.most = self._most
         for one in folded:
             self._record(one, one.entry.task or self.plan.round)
 
@@ -327,6 +330,14 @@ def learn_from_misses(
 
 
 # ---- inputs of a training ------------------------------------------------------------------------
+
+
+def count_together(state: State) -> int:
+    """Return the number of updates to add together: they take the memory of at most `TOGETHER`
+    bytes, or of one update.
+    """
+    size = sum(value.nbytes for value in state.tensors.values())
+    return max(1, min(BATCH, TOGETHER // max(1, size)))
 
 
 def limit_claims(update: Update, recipe: Recipe, most: int) -> Update:

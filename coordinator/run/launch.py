@@ -46,6 +46,7 @@ from federated.runtime.console import Say
 from federated.runtime.service_manager import ServiceManager
 from federated.runtime.unit_formatting import format_count, human_bytes
 from federated.safe_terminal_table import render_table
+from federated.system.memory_allocation import keep_chunks
 from federated.system.process_limits import raise_descriptor_limit
 from federated.wire import topics
 from federated.wire.link import get_scheme
@@ -113,6 +114,7 @@ def start_run(
     existing broker.
     """
     raise_descriptor_limit()
+    keep_chunks()
     with ServiceManager() as manager:  # before the broker, which must not inherit it
         if standby is None:
             return lead_run(sources, runs, view, manager, resume=resume, or_resume=or_resume)

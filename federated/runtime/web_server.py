@@ -36,8 +36,7 @@ from federated.runtime.connection_limits import (
     find_client,
     listen,
 )
-from federated.system.c_library import find_function
-from federated.system.memory_allocation import LARGE, return_at_once
+from federated.system.memory_allocation import LARGE, return_at_once, return_free_memory
 
 __all__ = ["CERTIFICATE", "IDENTIFY", "BodyReader", "Limits", "WebServer"]
 
@@ -295,8 +294,7 @@ class BodyReader:
         if self._reserved.total() and now < self._trimmed + TRIMMING:
             return
         self._trimmed = now
-        if (trim := find_function("malloc_trim")) is not None:
-            trim(0)
+        return_free_memory()
 
     def _check(self, size: int, found: str) -> None:
         if size > self._largest:

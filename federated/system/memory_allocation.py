@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from federated.system.c_library import find_function
 
-__all__ = ["LARGE", "keep_chunks", "return_at_once"]
+__all__ = ["LARGE", "keep_chunks", "return_at_once", "return_free_memory"]
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGE = 1 << 20  # bytes: larger blocks are returned as soon as they are free
@@ -24,6 +24,12 @@ def return_at_once() -> None:
     keep them, once for each thread.
     """
     set_thresholds(LARGE, LARGE)
+
+
+def return_free_memory() -> None:
+    """Return free memory to the system, of all threads (glibc; see malloc_trim(3))."""
+    if (trim := find_function("malloc_trim")) is not None:
+        trim(0)
 
 
 def set_thresholds(large: int, kept: int) -> None:

@@ -23,6 +23,7 @@ from federated.http_transfers.http_client import HttpAccess
 from federated.http_transfers.http_download import DiskFailure, HttpDownload, WrongDigest
 from federated.system.disk_sync import sync
 from federated.system.file_locks import lock_path, unlock_path
+from federated.system.file_mapping import release_pages
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, slices
 from federated.wire.link import CHUNK, Link
@@ -40,6 +41,8 @@ def publish(link: Link, base: str, manifest: messages.Manifest, data: memoryview
     """
     for chunk in slices(manifest, data) if not manifest.url else ():
         link.publish(topics.chunk(base, chunk.index), envelope.encode(chunk), retain=True)
+        if chunk.index % WINDOW == 0:
+            release_pages(data, chunk.index * manifest.chunk)
     link.publish(topics.manifest(base), envelope.encode(manifest), retain=True)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from coordinator.phases.training import limit_claims
+import torch
+
+from coordinator.phases.training import BATCH, TOGETHER, count_together, limit_claims
+from federated.method import State
 from federated.task import Recipe, Update
 from models.menu import menu
 from models.named_network import network
@@ -18,3 +21,14 @@ def test_an_update_counts_with_no_more_steps_than_its_limited_examples_take() ->
     assert (found.samples, found.steps) == (320, 20)
     assert limit_claims(update, recipe, 0) is update
     assert limit_claims(update, recipe, 2**39) is update
+
+
+def test_large_updates_are_added_one_by_one() -> None:
+    def count(size: int) -> int:
+        tensors = {"w": torch.empty(size // 8, device="meta"), "b": torch.empty(size // 8)}
+        return count_together(State(0, tensors, {}))
+
+    assert count(4 * TOGETHER // 5) == 1
+    assert count(TOGETHER // 3) == 3
+    assert count(1 << 10) == BATCH
+    assert count_together(State(0, {}, {})) == BATCH
