@@ -40,10 +40,12 @@ def check_weights(
     sent: the L2 norm of each tensor that the device received. It gives a bound that is known before
         anyone answers, and that no honest training reaches.
     """
-    tensors.check(update.tensors, shapes)
+    tensors.check_layout(update.tensors, shapes)
     for name, value in update.tensors.items():
         bound = min(OUTSIZE * (sent.get(name, 0.0) + math.sqrt(value.size)), VAST)
         norm = math.sqrt(sum_squares(value))
+        if not math.isfinite(norm):
+            raise Refused(tensors.describe_infinite(name, value))
         if norm > bound:
             raise Refused(
                 f"tensor {name}: expected a norm of at most {bound:.3g}, found {norm:.3g}"

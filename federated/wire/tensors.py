@@ -27,7 +27,9 @@ __all__ = [
     "ALIGNMENT",
     "DTYPES",
     "check",
+    "check_layout",
     "decode",
+    "describe_infinite",
     "encode",
     "is_finite",
     "layout",
@@ -138,6 +140,18 @@ def check(
     """Raise Refused unless exactly the expected tensors are there, with these shapes, this dtype
     and finite values.
     """
+    check_layout(tensors, expected, dtype)
+    for name, array in tensors.items():
+        if not is_finite(array):
+            raise Refused(describe_infinite(name, array))
+
+
+def check_layout(
+    tensors: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]], dtype: str = "float32"
+) -> None:
+    """Raise Refused unless exactly the expected tensors are there, with these shapes and this
+    dtype. Reads no values.
+    """
     if missing := sorted(expected.keys() - tensors.keys()):
         raise Refused(
             f"missing tensors: {', '.join(missing[:4])} ({len(missing)} of {len(expected)})"
@@ -151,11 +165,12 @@ def check(
             )
         if array.dtype.name != dtype:
             raise Refused(f"tensor {name}: expected {dtype}, found {array.dtype.name}")
-        if not is_finite(array):
-            raise Refused(
-                f"tensor {name}: expected finite values, found "
-                f"{int((~np.isfinite(array)).sum())} NaN or infinite ones"
-            )
+
+
+def describe_infinite(name: str, array: Array) -> str:
+    """Return the problem of a tensor with values that are not finite."""
+    count = int((~np.isfinite(array)).sum())
+    return f"tensor {name}: expected finite values, found {count} NaN or infinite ones"
 
 
 def _to_numpy(value: Any) -> Array:
