@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import paho.mqtt.client as mqtt
@@ -93,7 +93,7 @@ class MqttLink:
         # subscriptions by message id, until the broker answers
         self._asked: dict[int, Sequence[str]] = {}
         # published messages that may not be acknowledged yet: topic, bytes
-        self._in_flight: list[tuple[mqtt.MQTTMessageInfo, str, int]] = []
+        self._in_flight = deque[tuple[mqtt.MQTTMessageInfo, str, int]]()
         # never acquired in the network thread: paho holds its own locks when it calls a handler
         self._lock = threading.Lock()
         self._restarting = threading.Lock()
@@ -160,7 +160,8 @@ class MqttLink:
             self._blocked = False
             self.sent_bytes += len(topic) + len(data)
             if qos > 0:
-                self._in_flight = [one for one in self._in_flight if not one[0].is_published()]
+                while self._in_flight and self._in_flight[0][0].is_published():
+                    self._in_flight.popleft()  # brokers acknowledge in order
                 self._in_flight.append((info, topic, len(data)))
 
     def subscribe(self, *patterns: str) -> None:
@@ -259,7 +260,7 @@ class MqttLink:
 
     def _list_unacknowledged(self) -> list[tuple[str, int]]:
         return [
-            (topic, size) for info, topic, size in list(self._in_flight) if not info.is_published()
+            (topic, size) for info, topic, size in self._in_flight.copy() if not info.is_published()
         ]
 
     def _check(self) -> None:
