@@ -10,8 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -19,12 +20,12 @@ import psutil
 
 from benchmarks.comparison.command import benchmark
 from benchmarks.comparison.rows import AT_MOST, Baseline, Row, compare, compare_all
-from benchmarks.final_model_recomputation import read_durations
 from benchmarks.peers.environments import set_up
 from benchmarks.peers.process_usage import read_processor_seconds
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.simulate.demo_fleet import Running, process, python_command, wait_for_words
+from coordinator.store.run_database_reader import open_records
 from federated.errors import FleetError
 from federated.runtime.console import Say
 from models.cost import cost
@@ -115,7 +116,16 @@ def run_fleet(folder: Path, broker: brokers.Broker, agents: int, rounds: int) ->
             for join in joins
         ]
         processor, peak = follow(coordinator, [broker.pid, *(a.popen.pid for a in them)], rounds)
-    return Course(statistics.median(read_durations(folder, RUN)[1:-1]), processor, base, peak)
+    return Course(statistics.median(read_cycles(folder)[:-1]), processor, base, peak)
+
+
+def read_cycles(folder: Path) -> list[float]:
+    """Return the seconds from the end of each round of the fleet to that of the next, which include
+    what the coordinator does between two rounds.
+    """
+    with closing(open_records(folder, RUN)) as records:
+        ends = records.read_ends()
+    return [(after - before).total_seconds() for before, after in pairwise(ends)]
 
 
 def run_bare_clients(folder: Path, broker: brokers.Broker, agents: int, rounds: int) -> Course:
