@@ -337,6 +337,7 @@ class Profile:
     capabilities: names of the capabilities of its trainer.
     watts: mean power while it trains, of the machine or, where only processors have counters, of
         these; 0: unknown.
+    devices: number of devices whose updates a gateway combines; 0: it is a device itself.
     """
 
     agent: AgentName
@@ -355,6 +356,7 @@ class Profile:
     codecs: Annotated[tuple[Word, ...], Meta(max_length=MAX_CODECS)] = ("raw",)
     capabilities: Annotated[tuple[Word, ...], Meta(max_length=MAX_CAPABILITIES)] = ()
     watts: Watts = 0.0
+    devices: Natural = 0
 
 
 def heartbeat_interval(lease: float) -> float:

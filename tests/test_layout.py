@@ -23,7 +23,8 @@ from federated.methods.catalogue import METHODS
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    *("models", "federated", "export", "edge_agent", "coordinator", "espalier", "benchmarks"),
+    *("models", "federated", "export", "edge_agent", "coordinator", "edge_gateway", "espalier"),
+    "benchmarks",
 )
 MAY_IMPORT = {
     "models": {"models"},
@@ -31,7 +32,8 @@ MAY_IMPORT = {
     "export": {"models", "federated", "export"},
     "edge_agent": {"models", "federated", "export", "edge_agent"},
     "coordinator": {"models", "federated", "export", "coordinator"},
-    "espalier": set(PACKAGES) - {"benchmarks"},
+    "edge_gateway": set(PACKAGES) - {"espalier", "benchmarks"},
+    "espalier": set(PACKAGES) - {"edge_gateway", "benchmarks"},
     "benchmarks": set(PACKAGES) - {"espalier"},  # only plug-ins, notebooks and tests import it
 }
 # rooms of each package: a module imports from its own room and from rooms to the left, directly or

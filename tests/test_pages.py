@@ -20,6 +20,7 @@ from benchmarks.__main__ import main as benchmarks
 from coordinator.cli.main import main as coordinator
 from coordinator.settings.config import load
 from edge_agent.cli.main import main as edge_agent
+from edge_gateway.command import main as edge_gateway
 from federated.engine.aggregate import Total, fold
 from federated.method import Method, State, configure
 from federated.methods.catalogue import find_method
@@ -29,9 +30,14 @@ from models.slicing import is_statistic
 from models.submodel_building import initial
 from tests.support.page_blocks import PAGES, REASONS, ROOT, list_blocks
 
-FOLDERS = "benchmarks|coordinator|deploy|docs|edge_agent|export|federated|models|tests"
+FOLDERS = "benchmarks|coordinator|deploy|docs|edge_agent|edge_gateway|export|federated|models|tests"
 LABELS = {"labels": [0, 1], "loss": 1.0}
-PROGRAMS = {"benchmarks": benchmarks, "coordinator": coordinator, "edge-agent": edge_agent}
+PROGRAMS = {
+    "benchmarks": benchmarks,
+    "coordinator": coordinator,
+    "edge-agent": edge_agent,
+    "edge-gateway": edge_gateway,
+}
 
 
 def find_commands(page: Path) -> list[tuple[str, bool]]:
@@ -41,7 +47,9 @@ def find_commands(page: Path) -> list[tuple[str, bool]]:
     blocks = (block for block in list_blocks(page) if block.language == "shell")
     lines = [(line, True) for block in blocks for line in block.lines]
     text = " ".join(page.read_text().split())
-    parts = re.findall(r"`((?:coordinator|edge-agent|python -m benchmarks) [^`]+)`", text)
+    parts = re.findall(
+        r"`((?:coordinator|edge-agent|edge-gateway|python -m benchmarks) [^`]+)`", text
+    )
     lines += [(part, False) for part in parts]
     shorter = [(re.sub("python -m (?=benchmarks [a-z])", "", line), whole) for line, whole in lines]
     return [one for one in shorter if Path(one[0].split()[0]).name in PROGRAMS]
@@ -59,9 +67,12 @@ def test_each_block_is_run_or_marked_with_the_reason(page: Path) -> None:
     ("line", "whole"), dict.fromkeys(one for page in PAGES for one in find_commands(page))
 )
 def test_a_command_that_a_page_names_is_valid(line: str, whole: bool) -> None:
-    path, name, *words = shlex.split(line, comments=True)
-    parent = click.Context(PROGRAMS[Path(path).name])
-    command = PROGRAMS[Path(path).name].get_command(parent, name)
+    path, *words = shlex.split(line, comments=True)
+    command: click.Command | None = PROGRAMS[Path(path).name]
+    parent, name = None, path
+    if isinstance(command, click.Group):
+        parent, (name, *words) = click.Context(command), words
+        command = command.get_command(parent, name)
     assert command is not None
     try:
         command.make_context(name, words, parent)

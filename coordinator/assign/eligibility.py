@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from coordinator.assign import agent_filter
@@ -32,12 +32,14 @@ class Eligibility:
     network: of the run; None until it is known, which refuses no device.
     needed: capabilities that the run's recipes require of a trainer.
     exported: those of them that a trainer of graphs has by the graphs.
+    gateways: returns why the run cannot use gateways; empty if it can.
     """
 
     config: Config
     network: Network | None = None
     needed: frozenset[str] = frozenset()
     exported: frozenset[str] = frozenset()
+    gateways: Callable[[], str] = lambda: ""
 
     def explain_refusal(self, profile: Profile) -> str:
         """Return why a device cannot take part; empty if it can."""
@@ -50,10 +52,16 @@ class Eligibility:
             explain_misfit(profile.data, self.network)
             or explain_lacking_capabilities(profile, needed, self.config.method_name)
             or explain_lacking_codec(profile, self.config.wire.codec)
+            or (self._explain_gateway() if profile.devices else "")
         )
         if not why and self.config.data.name == AGENTS:
             why = explain_unit_mismatch(profile.data, self.network)
         return make_safe(why)
+
+    def _explain_gateway(self) -> str:
+        """Return why a gateway cannot take part; empty if it can."""
+        why = self.gateways()
+        return f"this run cannot use gateways: {why}; join with its devices instead" if why else ""
 
     def explain_exclusion(self, profile: Profile) -> str:
         """Return why `fleet.select` excludes a device; empty if it does not. Raises ConfigError."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import msgspec
 
@@ -31,6 +32,7 @@ from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
 from coordinator.store.late_update_bases import PastStates
 from coordinator.trust.configured_defences import Defences, check_leaks
+from coordinator.trust.gateway_updates import explain_gateways
 from coordinator.update_workers.worker_pool import WorkerPool, WorkerSettings
 from federated.engine.late_updates import make_buffered
 from federated.errors import ConfigError, EspalierError, LinkError, StoreError, Superseded
@@ -190,7 +192,8 @@ def _conduct(
     needed = frozenset[str]().union(*map(list_required_capabilities, recipes))
     hooks = method.hooks
     exported = {name_hook(hooks.name)} if hooks is not None and hooks.plain else set[str]()
-    fleet.admit(Eligibility(config, network, needed, frozenset(exported)))
+    gateways = cache(partial(judge_gateways, prepared, network, menu))
+    fleet.admit(Eligibility(config, network, needed, frozenset(exported), gateways))
     past = (
         PastStates(store, first[0], config.fleet.staleness)
         if fleet.round.rules.stale >= 0
@@ -239,6 +242,15 @@ def check_hooks(method: Method, recipes: Collection[Recipe]) -> None:
             method.name,
             own.name,
         )
+
+
+def judge_gateways(prepared: Prepared, network: Network, menu: Sequence[Submodel]) -> str:
+    """Return why a run cannot use gateways; empty if it can. It makes the first state anew, for
+    runs without a gateway shall not keep it.
+    """
+    config, method = prepared.config, prepared.method
+    first = method.start(make_weights(config, network, method), menu, config.settings)
+    return explain_gateways(config, method, first, menu)
 
 
 def list_reach(

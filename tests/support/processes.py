@@ -22,6 +22,7 @@ from tests.support.waiting import eventually
 __all__ = [
     "AGENT",
     "COORDINATOR",
+    "GATEWAY",
     "WITHOUT_TORCH",
     "Running",
     "Start",
@@ -36,6 +37,7 @@ __all__ = [
 
 COORDINATOR = [sys.executable, "-m", "coordinator.cli"]
 AGENT = [sys.executable, "-m", "edge_agent.cli"]
+GATEWAY = [sys.executable, "-m", "edge_gateway"]
 WITHOUT_TORCH = [
     sys.executable,
     "-c",
@@ -77,9 +79,9 @@ def start_processes(folder: Path) -> Iterator[Start]:
     """Yield a function that starts a command in a folder, with its messages in NUMBER.err, counted
     from 0.
 
-    All processes end with the context. Those of COORDINATOR and AGENT are forked from a process
-    that has imported PyTorch, because its import takes longer than most of these tests. variables:
-    additional environment variables.
+    All processes end with the context. Those of COORDINATOR, AGENT and GATEWAY are forked from a
+    process that has imported PyTorch, because its import takes longer than most of these tests.
+    variables: additional environment variables.
     """
     started: list[Running] = []
     environment = {
@@ -92,7 +94,7 @@ def start_processes(folder: Path) -> Iterator[Start]:
     def begin(*command: str, variables: Mapping[str, str] = MappingProxyType({})) -> Running:
         errors = folder / f"{len(started)}.err"
         process: Running
-        if list(command[:3]) in (COORDINATOR, AGENT):
+        if list(command[:3]) in (COORDINATOR, AGENT, GATEWAY):
             process = ForkedProcess(
                 command[2],
                 command[3:],

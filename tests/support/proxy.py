@@ -20,10 +20,11 @@ class Proxy:
     rate: bytes per second toward the broker, over all connections; the other direction is not
         limited.
     passed: bytes that went towards the broker; may be set.
+    returned: bytes that came from it.
     """
 
     def __init__(self, port: int, rate: float = math.inf, host: str = "127.0.0.1") -> None:
-        self.rate, self.passed = rate, 0
+        self.rate, self.passed, self.returned = rate, 0, 0
         self._target, self._open = (host, port), True
         self._free = 0.0  # when the next piece may pass
         self._lock = threading.Lock()
@@ -72,6 +73,9 @@ class Proxy:
             while data := a.recv(PIECE):
                 if slowly:
                     self._wait(len(data))
+                else:
+                    with self._lock:
+                        self.returned += len(data)
                 b.sendall(data)
         shut(a)
         shut(b)

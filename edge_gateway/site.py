@@ -1,0 +1,238 @@
+"""The site of a gateway: its broker's link, its devices, and their combined profile."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coordinator.access.broker_setup import BrokerAccess
+from coordinator.assign.eligibility import Eligibility
+from coordinator.assign.majority_network import find_majority
+from coordinator.fleet.message_loop import Intake, MessageLoop
+from coordinator.fleet.run_clock import RunClock
+from coordinator.observe.events import (
+    AgentJoined,
+    AgentLeft,
+    AgentRefused,
+    Event,
+    LeaseExpired,
+    Rejected,
+    TaskFailed,
+)
+from coordinator.round.round_state import Rules
+from coordinator.settings.config import Config
+from edge_gateway.site_profile import GatewayFacts, combine_profiles
+from edge_gateway.site_rounds import SiteRounds
+from federated.errors import FleetError
+from federated.runtime.console import Say
+from federated.runtime.unit_formatting import format_count
+from federated.task import Profile
+from federated.trainer_capabilities import GRAPHS
+from federated.wire import messages
+from federated.wire.codecs.raw import RAW
+from federated.wire.link import Link
+from models.families.catalogue import has_family
+from models.submodel import Network
+
+__all__ = ["Site", "SiteEligibility"]
+
+log = logging.getLogger(__name__)
+
+POLL = 0.1  # seconds to wait for a message of a device
+MEASURING = 300.0  # seconds for the devices to measure themselves after the run changed
+FAREWELL = 5.0  # seconds for the devices to leave before their broker stops
+BURST = 64  # messages of devices before the uplink is looked at again
+
+
+@dataclass(frozen=True)
+class SiteEligibility(Eligibility):
+    """Checks of a site's devices. The gateway has one profile for all of them, so either all train
+    with exported graphs or none.
+
+    graphs: whether the devices that are here train with graphs; None without devices.
+    """
+
+    graphs: Callable[[], bool | None] = lambda: None
+
+    def explain_refusal(self, profile: Profile) -> str:
+        known, own = self.graphs(), GRAPHS in profile.capabilities
+        if known is not None and known != own:
+            kinds = ["with PyTorch", "without PyTorch"]
+            return (
+                f"the devices of this gateway train {kinds[known]}, and this one {kinds[own]}: "
+                "start another gateway for such devices"
+            )
+        return Eligibility.explain_refusal(self, profile)
+
+
+class Site:
+    """The devices behind a gateway. To them, the gateway is the coordinator of the run.
+
+    rounds: carries out the gateway's tasks.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        access: BrokerAccess,
+        card: messages.Run,
+        folder: Path,
+        gateway: GatewayFacts,
+        say: Say,
+    ) -> None:
+        """link, access: to the site's broker. card: of the run at the coordinator. folder: for
+        weights and updates. Raises FleetError for a run that no gateway can join.
+        """
+        self._session, self._gateway, self._say = secrets.token_hex(8), gateway, say
+        self._fleet = MessageLoop(
+            link,
+            self._adapt(card),
+            folder,
+            Intake(rules=Rules(durable=False)),
+            publish=self._report,
+            clock=RunClock(),
+        )
+        self._fleet.follow(broker_access=access)
+        self._combined: tuple[tuple[Profile, ...], Profile] | None = None
+        self.rounds = SiteRounds(self._fleet, say)
+        self._admit(card.network)
+        self._fleet.endpoint.announce()
+
+    def _adapt(self, card: messages.Run) -> messages.Run:
+        """Return the card for the devices. Their updates are not compressed: one rounding, by the
+        gateway, is enough. Raises FleetError for a run that no gateway can join.
+        """
+        if card.menu:
+            raise FleetError(
+                f"run '{card.run}' cannot use gateways: method {card.method} asks each device "
+                "about its data when it joins; start the run with another method, such as fedavg"
+            )
+        if card.network is not None and not has_family(card.network.family):
+            raise FleetError(
+                f"run '{card.run}' trains the network '{card.network.family}', which this gateway "
+                "lacks: install the package that provides it; networks given as module:function "
+                "are not supported"
+            )
+        return replace(card, session=self._session, codec=RAW.name)
+
+    def _admit(self, network: Network | None) -> None:
+        self._fleet.admit(SiteEligibility(Config(), network, graphs=self._use_graphs))
+
+    def _use_graphs(self) -> bool | None:
+        kinds = {GRAPHS in profile.capabilities for profile in self.list_profiles()}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    @property
+    def backlog(self) -> int:
+        """Number of messages that wait to be handled."""
+        return self._fleet.link.backlog
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that can be given a task."""
+        return len(self._fleet.list_ready())
+
+    def list_profiles(self) -> tuple[Profile, ...]:
+        """Return the profiles of all devices that the run can use, by name. Those that left count:
+        what they delivered may be in an update that is on its way.
+        """
+        agents = self._fleet.agents
+        known = [agents[name] for name in sorted(agents) if not agents[name].refused]
+        return tuple(agent.profile for agent in known if agent.profile is not None)
+
+    # ---- as the device of an agent ---------------------------------------------------------------
+
+    def describe(self) -> Profile:
+        """Return the profile of the gateway with its present devices. Raises FleetError without
+        any.
+        """
+        known = self.list_profiles()
+        if not known:
+            raise FleetError("no device of this site measured itself for the run")
+        if self._fleet.run.network is None:
+            agreed = find_majority({one.agent: one.data for one in known})
+            known = tuple(one for one in known if one.agent in agreed)
+        if not known:
+            raise FleetError(
+                "the data of this site's devices do not fit together, and the run has no network "
+                "yet that decides: give the coordinator data of its own, or join with devices that "
+                "have data of one form"
+            )
+        if self._combined is None or self._combined[0] != known:
+            self._combined = known, combine_profiles(self._gateway, known)
+        return self._combined[1]
+
+    def measure(self, card: messages.Run) -> Profile:
+        """Return the profile of the gateway for the run. If the run changed, let the devices
+        measure themselves again, and wait for them. Raises FleetError.
+        """
+        site_card = self._adapt(card)
+        if site_card != self._fleet.run:
+            self._admit(card.network)
+            self._fleet.reannounce(site_card)
+            until = time.monotonic() + MEASURING
+            while time.monotonic() < until and not self._have_measured():
+                self._fleet.turn(POLL)
+        return self.describe()
+
+    def _have_measured(self) -> bool:
+        online = [one for one in self._fleet.agents.values() if one.online and not one.refused]
+        return bool(online) and all(one.profile is not None for one in online)
+
+    def explain_pause(self) -> str:
+        """Return why the gateway accepts no task now; empty if it does."""
+        return "" if self.devices else "no device of this site is connected"
+
+    # ---- turns -----------------------------------------------------------------------------------
+
+    def wait_for_devices(self, wanted: int, patience: float, stop: threading.Event) -> bool:
+        """Wait until some devices are ready, and return True, or until `stop` is set. Raises
+        FleetError after `patience` seconds.
+        """
+        until = time.monotonic() + patience
+        while self.devices < wanted and not stop.is_set():
+            if time.monotonic() > until:
+                raise FleetError(
+                    f"{self.devices} of {format_count(wanted, 'device')} joined this gateway "
+                    f"within {patience:.0f} s: join with edge-agent at the site's broker, or "
+                    "lower --min-devices"
+                )
+            self._fleet.turn(POLL)
+        return self.devices >= wanted
+
+    def turn(self, timeout: float, is_uplink_busy: Callable[[], bool]) -> None:
+        """Handle a message of a device, if one comes in time, and those that wait behind it, until
+        the uplink has some.
+        """
+        self._fleet.turn(timeout)
+        for _ in range(BURST):
+            if not self.backlog or is_uplink_busy():
+                return
+            self._fleet.turn(0.0)
+
+    def leave(self, reason: str, *, over: bool) -> None:
+        """Tell the devices that the run is over, or let them wait for the gateway's return."""
+        if over:
+            self._fleet.dismiss(reason, FAREWELL)
+        else:
+            self._fleet.endpoint.withdraw()
+
+    def _report(self, event: Event) -> None:
+        match event:
+            case AgentJoined(agent):
+                self._say(f"device {agent} joined")
+            case AgentLeft(agent, reason):
+                self._say(f"device {agent} {reason}")
+            case AgentRefused(agent, reason):
+                self._say(f"device {agent} was refused: {reason}")
+            case TaskFailed(agent, submodel, outcome):
+                log.warning("device %s: %s: %s", agent, submodel, outcome)
+            case LeaseExpired(agent, seconds):
+                log.warning("device %s: no progress for too long (%.0f s)", agent, seconds)
+            case Rejected(source=source, reason=reason):
+                log.warning("refused a message of %s: %s", source, reason)

@@ -1,0 +1,51 @@
+"""The profile of a gateway promises what every device of its site can do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edge_gateway.site_profile import GatewayFacts, combine_profiles
+from federated.task import Card, Profile, Timing
+from tests.support.scripted_agent import PROFILE
+from tests.support.scripted_coordinator import SMALL
+
+GATEWAY = GatewayFacts("site", ("eu",), (262_144, 1e6))
+
+
+def device(name: str, examples: int, seconds: float, mean: float, **fields: object) -> Profile:
+    card = Card("d", (1, 2, 2), "float32", 3, examples, 2, (mean,), (1.0,))
+    made = replace(PROFILE, agent=name, data=card, timings=(Timing(SMALL, 32, seconds),))
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+def test_it_counts_all_examples_and_pools_their_moments() -> None:
+    """Means 0 and 4 with weights 3 and 1: mean 1, variance 1 + (3 * 1 + 1 * 9) / 4 = 4."""
+    found = combine_profiles(GATEWAY, [device("a", 30, 0.1, 0.0), device("b", 10, 0.1, 4.0)])
+    assert (found.data.examples, found.data.held_out, found.devices) == (40, 4, 2)
+    assert (*found.data.mean, *found.data.std) == pytest.approx((1.0, 2.0))
+
+
+def test_a_step_takes_the_longest_devices_share_of_all_examples() -> None:
+    """Device a trains on 30 of 40 examples, 0.1 s a step: 0.075 s. Device b: 10 / 40 * 0.2 s."""
+    found = combine_profiles(GATEWAY, [device("a", 30, 0.1, 0.0), device("b", 10, 0.2, 0.0)])
+    assert [timing.seconds for timing in found.timings] == pytest.approx([0.075])
+
+
+def test_it_has_the_least_memory_and_the_common_capabilities() -> None:
+    able = device("a", 1, 0.1, 0.0, memory=8, capabilities=("adam", "clip"), watts=3.0)
+    less = device("b", 1, 0.1, 0.0, memory=4, capabilities=("clip",), watts=2.0)
+    found = combine_profiles(GATEWAY, [able, less])
+    assert (found.agent, found.memory, found.capabilities, found.watts) == (
+        "site",
+        4,
+        ("clip",),
+        5.0,
+    )
+    assert (found.labels, found.chunk, found.uplink) == (("eu",), 262_144, 1e6)
+
+
+def test_it_leaves_out_what_a_device_could_not_time() -> None:
+    small = replace(device("b", 1, 0.1, 0.0), timings=())
+    assert combine_profiles(GATEWAY, [device("a", 1, 0.1, 0.0), small]).timings == ()
