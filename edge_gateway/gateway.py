@@ -28,7 +28,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 
-__all__ = ["GatewayRequest", "GatewayResult", "run_gateway"]
+__all__ = ["GatewayRequest", "run_gateway"]
 
 STOPPED = "stopped"  # the reason of a gateway that its user stopped
 TURN = 0.02  # seconds to wait for a message of one broker before the other is looked at

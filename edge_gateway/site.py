@@ -39,7 +39,7 @@ from federated.wire.link import Link
 from models.families.catalogue import has_family
 from models.submodel import Network
 
-__all__ = ["Site", "SiteEligibility"]
+__all__ = ["Site"]
 
 log = logging.getLogger(__name__)
 

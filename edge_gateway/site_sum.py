@@ -17,6 +17,7 @@ from coordinator.fleet.message_loop import MessageLoop
 from coordinator.round.collector_interface import Collector
 from coordinator.round.task_state import TaskState
 from coordinator.trust.message_checks import check_scores, check_statistics, check_training
+from coordinator.trust.tensor_checks import check_weights
 from federated.engine.aggregate import Total, fold, mean
 from federated.engine.sums_of_squares import sum_squares
 from federated.engine.update_contributions import Part
@@ -59,8 +60,8 @@ class SiteSum(Collector):
             agent = self._fleet.agents.get(task.agent)
             profile = agent.profile if agent is not None else None
             examples = profile.data.examples if profile is not None else 0
-            steps = count_steps(task.recipe, examples)
-            check_training(update, self._shapes, self._norms, examples, steps, elapsed)
+            check_weights(update, self._shapes, self._norms)
+            check_training(update, examples, count_steps(task.recipe, examples), elapsed)
 
     def fold(self, state: TaskState, update: Update) -> None:
         batches = update.notes.get("batches", 0)

@@ -24,8 +24,17 @@ from federated.runtime.service_manager import ServiceManager
 from federated.wire.link import Link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.memory_federation import RUN, Member, digits, federate, run_members
+from tests.support.waiting import eventually
 
-QUICK = {"model.name": "mlp-small", "train.epochs": 1, "rounds": 2, "method.name": "fedavg"}
+State = Mapping[str, NDArray[Any]]
+# with a larger learning rate, training would multiply the rounding of the round before
+QUICK = {
+    "model.name": "mlp-small",
+    "train.epochs": 1,
+    "method.lr": 0.005,
+    "rounds": 2,
+    "method.name": "fedavg",
+}
 
 
 @dataclass
@@ -79,37 +88,49 @@ class Gateway:
         near.close()
 
 
+@dataclass
+class Late(Member):
+    """A device that joins once a gateway was refused."""
+
+    after: Gateway | None = None
+
+    def live(self, link: Link, folder: Path) -> None:
+        after = self.after
+        assert after is not None
+        eventually(lambda: after.end is not None or after.error is not None)
+        super().live(link, folder)
+
+
 def make_devices(count: int = 4) -> list[Member]:
     return [Member(f"a{i}", digits(i, count)) for i in range(count)]
 
 
-def run(
-    folder: Path, members: list[Any], settings: Mapping[str, Any] = QUICK
-) -> dict[str, NDArray[Any]]:
-    """Return the state after the last round."""
+def run(folder: Path, members: list[Any], settings: Mapping[str, Any] = QUICK) -> list[State]:
+    """Return the states after each round."""
     federate(folder, members, settings)
     for member in members:
         assert member.error is None, member.error
-    (path,) = folder.glob("runs/*/round-000002.safetensors")
-    found: dict[str, NDArray[Any]] = load_file(path)
-    return found
+    paths = sorted(folder.glob("runs/*/round-*.safetensors"))
+    return [load_file(path) for path in paths]
 
 
-def assert_equal(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]]) -> None:
-    """Compare states: each site rounds its mean to float32 once."""
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+def assert_equal(found: list[State], wanted: list[State]) -> None:
+    """Compare states, which differ by the rounding of float32 sums. Without one of four devices,
+    they would differ by 0.03.
+    """
+    for here, there in zip(found, wanted, strict=True):
+        assert here.keys() == there.keys()
+        assert max(float(np.abs(here[name] - there[name]).max()) for name in there) <= 1e-6
 
 
 @pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, NDArray[Any]]:
-    """The state of a run of four devices without gateways."""
+def without(tmp_path_factory: pytest.TempPathFactory) -> list[State]:
+    """The states of a run of four devices without gateways."""
     return run(tmp_path_factory.mktemp("without"), make_devices())
 
 
 def test_two_sites_learn_what_their_devices_learn_without_gateways(
-    tmp_path: Path, without: Mapping[str, NDArray[Any]]
+    tmp_path: Path, without: list[State]
 ) -> None:
     devices = make_devices()
     gateways = [Gateway("site-a", devices[:2]), Gateway("site-b", devices[2:])]
@@ -120,7 +141,7 @@ def test_two_sites_learn_what_their_devices_learn_without_gateways(
 
 
 def test_a_site_whose_uplink_is_cut_while_it_trains_loses_nothing(
-    tmp_path: Path, without: Mapping[str, NDArray[Any]]
+    tmp_path: Path, without: list[State]
 ) -> None:
     """The uplink of one site is away from the moment when its devices get the tasks of the second
     round until the gateway has combined their updates.
@@ -138,19 +159,18 @@ def test_a_site_whose_uplink_is_cut_while_it_trains_loses_nothing(
 
 
 def test_a_gateway_beside_devices_counts_by_its_examples(
-    tmp_path: Path, without: Mapping[str, NDArray[Any]]
+    tmp_path: Path, without: list[State]
 ) -> None:
     devices = make_devices()
     assert_equal(run(tmp_path, [Gateway("site", devices[1:]), devices[0]]), without)
 
 
 def test_a_run_that_weighs_all_devices_alike_refuses_a_gateway(tmp_path: Path) -> None:
-    """Its devices learn the reason, and the run goes on with the device that waits for this."""
+    """The gateway learns the reason, and the run goes on with the device that joins after this."""
     devices = make_devices(3)
     gateway = Gateway("site", devices[:2])
-    devices[2].pause = lambda: "" if gateway.end is not None else "waits for the gateway"
     settings = {**QUICK, "method.weighting": "uniform", "fleet.min_agents": 1}
-    run(tmp_path, [gateway, devices[2]], settings)
+    run(tmp_path, [gateway, Late(**vars(devices[2]), after=gateway)], settings)
     assert gateway.end.refused
     assert "cannot use gateways" in gateway.end.reason
     assert "method.weighting = 'samples'" in gateway.end.reason
