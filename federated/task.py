@@ -338,6 +338,8 @@ class Profile:
     watts: mean power while it trains, of the machine or, where only processors have counters, of
         these; 0: unknown.
     devices: number of devices whose updates a gateway combines; 0: it is a device itself.
+    protocol: the highest version of the protocol that the agent speaks.
+    software: name and version of the agent's program; empty: unknown.
     """
 
     agent: AgentName
@@ -357,6 +359,8 @@ class Profile:
     capabilities: Annotated[tuple[Word, ...], Meta(max_length=MAX_CAPABILITIES)] = ()
     watts: Watts = 0.0
     devices: Natural = 0
+    protocol: Natural = 3  # the last version whose agents did not state it
+    software: Text = ""
 
 
 def heartbeat_interval(lease: float) -> float:

@@ -182,6 +182,7 @@ class RawAgent:
             CARD,
             timings,
             capabilities=tuple(CAPABILITIES),
+            protocol=envelope.PROTOCOL,
         )
 
     def handle_task(self, task: Task, now: float) -> None:

@@ -41,6 +41,7 @@ WORDS: Mapping[str, Callable[[Profile], tuple[str, ...]]] = {
     "name": lambda profile: (profile.agent,),
     "power": lambda profile: (profile.board.power or "unknown",),
     "runtime": lambda profile: (profile.runtime,),
+    "software": lambda profile: (profile.software or "unknown",),
     "system": lambda profile: (profile.system,),
 }
 """Keys that are compared as text; one matching label is enough."""

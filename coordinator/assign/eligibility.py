@@ -15,6 +15,7 @@ from federated.safe_text import make_safe
 from federated.task import Profile
 from federated.trainer_capabilities import GRAPHS, describe_missing, name_hook
 from federated.wire.codecs.catalogue import CODECS
+from federated.wire.envelope import ADDRESSES
 from models.submodel import Network
 
 __all__ = ["Eligibility", "explain_lacking_capabilities"]
@@ -53,6 +54,7 @@ class Eligibility:
             or explain_lacking_capabilities(profile, needed, self.config.method_name)
             or explain_lacking_codec(profile, self.config.wire.codec)
             or (self._explain_gateway() if profile.devices else "")
+            or explain_lacking_addresses(profile, self.config.http.listen)
         )
         if not why and self.config.data.name == AGENTS:
             why = explain_unit_mismatch(profile.data, self.network)
@@ -107,4 +109,16 @@ def explain_lacking_codec(profile: Profile, codec: str) -> str:
     return (
         f"this run encodes updates with the codec '{codec}', which this device lacks (available: "
         f"{', '.join(profile.codecs) or 'none'}). {OWN_AGENT}: {remedy}. {OTHER_CLIENT}"
+    )
+
+
+def explain_lacking_addresses(profile: Profile, listen: str) -> str:
+    """Return why an agent of an older protocol cannot transfer over HTTP; empty if it can, or if
+    the run does not (`http.listen` is empty).
+    """
+    if not listen or profile.protocol >= ADDRESSES:
+        return ""
+    return (
+        f"this run transfers over HTTP (http.listen), which needs protocol {ADDRESSES}, and this "
+        f"device speaks {profile.protocol}: upgrade its edge-agent. {OTHER_CLIENT}"
     )

@@ -46,6 +46,7 @@ from federated.safe_text import make_safe
 from federated.task import Key, Profile, Work
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
+from federated.wire.messages import JOINING
 
 __all__ = ["Intake", "MessageLoop"]
 
@@ -439,4 +440,6 @@ class MessageLoop:
             if where.kind in ("chunk", "hb"):  # the others paid when they came
                 self._charge(name, 0, self.clock())
             if self._guard.admit_refusal(name, self.clock()):
-                self.endpoint.tell(name, messages.Refusal(str(error), topic))
+                # an agent of an unknown version would repeat its profile in vain
+                joins = kind == "protocol" and where.kind in ("profile", "status")
+                self.endpoint.tell(name, messages.Refusal(str(error), JOINING if joins else topic))

@@ -231,6 +231,7 @@ class Devices:
             codecs=codec_names()[:MAX_CODECS],
             capabilities=tuple(sorted(self._trainer.capabilities)),
             watts=pick_value(watts, index, self.source.agents),
+            protocol=envelope.PROTOCOL,
         )
 
 

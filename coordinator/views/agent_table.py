@@ -4,6 +4,7 @@ with the reason.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def describe_agent(
 
 def describe_device(profile: Profile) -> dict[str, Any]:
     """Return a device as plain values, without its data card and survey."""
-    fields = ("host", "system", "cpus", "memory", "uplink", "runtime")
+    fields = ("host", "system", "cpus", "memory", "uplink", "runtime", "software", "protocol")
     return {
         **{name: getattr(profile, name) for name in fields},
         "examples": profile.data.examples,
@@ -151,7 +152,17 @@ def render_agents(made: dict[str, Any]) -> str:
     lines += [make_safe(f"{agent['agent']}: {agent['reason']}") for agent in made["agents"]]
     if made["untrained"]:
         lines.append(f"{UNTRAINED} so far: {', '.join(made['untrained'])}")
+    if versions := count_versions(made["agents"]):
+        lines.append(make_safe(f"software: {versions}"))
     return "\n".join(lines)
+
+
+def count_versions(agents: list[dict[str, Any]]) -> str:
+    """Return how many agents have which version of their program; empty if none states it."""
+    profiles = [agent["profile"] for agent in agents if agent["profile"] is not None]
+    found = Counter(profile["software"] or "unknown" for profile in profiles)
+    shown = ", ".join(f"{name} ({format_count(n, 'agent')})" for name, n in sorted(found.items()))
+    return "" if found.keys() <= {"unknown"} else shown
 
 
 def render_cells(agent: dict[str, Any]) -> list[str]:

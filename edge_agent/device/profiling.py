@@ -22,7 +22,10 @@ from edge_agent.device.process_limits import Limits, count_cpus, measure_free_me
 from federated.data.dataset import explain_misfit
 from federated.device.trainers.trainer import GraphTrainer, Trainer
 from federated.errors import ConfigError, DataError
+from federated.install_command import NAME
+from federated.runtime.provenance import versions
 from federated.task import MAX_CAPABILITIES, MAX_CODECS, MOST_WATTS, Board, Card, Profile, Timing
+from federated.wire import envelope
 from federated.wire.codecs.catalogue import codec_names
 from federated.wire.messages import Run
 from models.submodel import Submodel
@@ -71,6 +74,8 @@ def describe_device(agent: str, data: Card, limits: Limits, trainer: Trainer) ->
         board=board,
         codecs=codec_names()[:MAX_CODECS],
         capabilities=tuple(sorted(trainer.capabilities))[:MAX_CAPABILITIES],
+        protocol=envelope.PROTOCOL,
+        software=f"edge-agent {versions([NAME])[NAME]}".rstrip(),
     )
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from edge_agent.doctor.device_checks import check_skew
 from federated.errors import ProtocolMismatch, WireError
 from federated.wire import envelope, messages, topics
 from federated.wire.checks import request_client
-from federated.wire.checks.check_result import Check
+from federated.wire.checks.check_result import Check, report_error
 from federated.wire.checks.network_checks import NO_RIGHTS, format_elapsed
 from federated.wire.checks.request_client import Client
 
@@ -46,13 +47,7 @@ def find_card(client: Requester, run: str | None) -> tuple[messages.Run | None, 
         try:
             message = envelope.decode(payload) if payload else None
         except ProtocolMismatch as error:
-            return None, Check(
-                "run",
-                "fail",
-                str(error),
-                "install the same version of espalier here and on the coordinator",
-                6,
-            )
+            return None, replace(report_error("run", error), exit=6)
         except WireError:
             continue
         if isinstance(message, messages.Run):

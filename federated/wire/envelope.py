@@ -5,8 +5,9 @@ chunks, which have a sum of their own, have a `crc32` of kind, epoch and body, s
 message is rejected and not believed; a peer of another implementation may omit it.
 
 Decoding checks every field. Unknown fields are ignored, so that a later version may add some. A
-change of meaning increments `PROTOCOL`, and peers with another version are rejected with that
-reason.
+change of meaning increments `PROTOCOL`. A message states the lowest version that reads it as it is
+meant, so that peers of different versions exchange all messages that did not change. Other messages
+are rejected with both versions.
 """
 
 from __future__ import annotations
@@ -43,9 +44,20 @@ from federated.wire.messages import (
 )
 from federated.wire.release_messages import Release, Serving
 
-__all__ = ["MAX_MESSAGE", "MESSAGES", "PROTOCOL", "decode", "decode_with_epoch", "encode"]
+__all__ = [
+    "ADDRESSES",
+    "MAX_MESSAGE",
+    "MESSAGES",
+    "OLDEST",
+    "PROTOCOL",
+    "decode",
+    "decode_with_epoch",
+    "encode",
+]
 
-PROTOCOL = 3
+OLDEST = 3  # the lowest version that is still read; version 3 renamed topics
+ADDRESSES = 4  # the version since which manifests and grants may name an address
+PROTOCOL = 4
 # bytes of any message but a chunk (a release for 4,000 agents with the longest names); decoded, it
 # takes up to 80 times as many
 MAX_MESSAGE = 1 << 20
@@ -115,7 +127,7 @@ def encode(message: Message, epoch: int = 0) -> bytes:
     epoch: of the coordinator that sends it; 0: none.
     """
     kind = _KINDS[type(message)]
-    parts: dict[str, Any] = {"v": PROTOCOL, "kind": kind}
+    parts: dict[str, Any] = {"v": _get_version(message), "kind": kind}
     if isinstance(message, Chunk):
         parts["body"] = message  # so that its bytes are copied once
     else:
@@ -129,6 +141,11 @@ def encode(message: Message, epoch: int = 0) -> bytes:
     if epoch:
         parts["epoch"] = epoch
     return msgspec.msgpack.encode(parts)
+
+
+def _get_version(message: Message) -> int:
+    """Return the lowest version of the protocol that reads a message as it is meant."""
+    return ADDRESSES if isinstance(message, Manifest | Grant) and message.url else OLDEST
 
 
 def _compute_crc(kind: str, epoch: int, body: bytes | msgspec.Raw) -> int:
@@ -145,10 +162,11 @@ def decode(payload: bytes | bytearray | memoryview) -> Message:
 def decode_with_epoch(payload: bytes | bytearray | memoryview) -> tuple[Message, int]:
     """Return as `decode` does, with the epoch of the coordinator that sent it; 0: none."""
     envelope = _open(payload)
-    if (v := _unpack(envelope.v)) != PROTOCOL or isinstance(v, bool):
+    v = _unpack(envelope.v)
+    if not isinstance(v, int) or isinstance(v, bool) or not OLDEST <= v <= PROTOCOL:
         raise ProtocolMismatch(
-            f"the peer speaks protocol {_quote(v)}, this side {PROTOCOL}: install the "
-            "same version on both"
+            f"the peer speaks protocol {_quote(v)}, this side {OLDEST} to {PROTOCOL}: upgrade the "
+            "older of the two"
         )
     kind = _unpack(envelope.kind)
     if not isinstance(kind, str) or kind not in MESSAGES:

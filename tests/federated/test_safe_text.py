@@ -140,6 +140,7 @@ def test_words_of_a_device_are_safe_in_the_table_of_devices(tmp_path: Path) -> N
     device = made["agents"][0]
     device["profile"]["board"] |= {"kind": WORDS, "model": "[/x]"}
     device["profile"]["system"], device["reason"] = WORDS, WORDS
+    device["profile"]["software"] = WORDS
     assert "[/x]" in render_devices(made)
     device["profile"]["board"]["model"] = WORDS
     shown = render_devices(made)

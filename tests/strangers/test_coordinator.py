@@ -71,9 +71,8 @@ def test_another_version_of_the_protocol_is_refused_with_a_reason(
     answer = send_and_receive(fleet, link, topics.status("r", "h"), other)
     assert len(answer) == 1
     assert isinstance(answer[0], messages.Refusal)
-    assert (
-        f"the peer speaks protocol {envelope.PROTOCOL + 1}, this side {envelope.PROTOCOL}"
-        in answer[0].reason
-    )
+    both = f"{envelope.PROTOCOL + 1}, this side {envelope.OLDEST} to {envelope.PROTOCOL}"
+    assert f"the peer speaks protocol {both}: upgrade" in answer[0].reason
+    assert answer[0].about == messages.JOINING, "so that the device leaves"
     link.close()
     tls_broker.authority.revoke("h")

@@ -52,6 +52,7 @@ PI = Profile(
         "label=eu or label=us and label=cn",
         "not (label=us or cpus<1)",
         "not not label=eu",
+        "software=unknown",
     ],
 )
 def test_met_conditions_give_no_reason(text: str) -> None:

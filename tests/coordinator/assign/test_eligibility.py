@@ -10,9 +10,11 @@ from coordinator.assign.eligibility import (
     explain_lacking_codec,
 )
 from coordinator.settings.config import Config
+from coordinator.settings.service_tables import Http
 from federated.data import loading
 from federated.task import Profile
 from federated.trainer_capabilities import CAPABILITIES
+from federated.wire.envelope import ADDRESSES
 from models.named_network import network
 
 CARD = loading.load_central("digits").card()
@@ -75,3 +77,14 @@ def test_a_device_learns_how_to_get_a_codec() -> None:
     assert "join with --codec my:CODEC if you trust" in explain_lacking_codec(profile(), "my:CODEC")
     assert "package" in explain_lacking_codec(profile(), "toy")
     assert "extra 'zstd'" in explain_lacking_codec(profile(), "int8-zstd")
+
+
+def test_an_agent_of_the_previous_protocol_is_refused_only_by_a_run_that_needs_more() -> None:
+    made = network("mlp", CARD.inputs, CARD.outputs, CARD)
+    plain = Eligibility(Config(), made)
+    http = Eligibility(Config(http=Http(listen="127.0.0.1:0")), made)
+    for number in (3, ADDRESSES, ADDRESSES + 1):
+        device = replace(profile(), protocol=number)
+        assert plain.explain_refusal(device) == ""
+        why = http.explain_refusal(device)
+        assert ("needs protocol 4, and this device speaks 3: upgrade" in why) == (number == 3)

@@ -144,6 +144,25 @@ def test_rejected_messages_are_published_by_kind(
     assert [bool(event.topic) for event in rejected] == [True, True, True, False]
 
 
+def test_an_agent_whose_version_is_too_new_is_told_to_leave(
+    fleet: MessageLoop, memory: MemoryBroker
+) -> None:
+    peer, newer = ScriptedAgent(memory, "a"), envelope.PROTOCOL + 1
+    listen(fleet)
+    peer.heard()
+    unread = msgspec.msgpack.encode({"v": newer, "kind": "profile", "body": {}})
+    for topic in (topics.profile("r", "a"), topics.say("r", "a")):
+        peer.link.publish(topic, unread)
+    listen(fleet)
+    refusals = peer.heard()
+    reason = f"protocol {newer}, this side {envelope.OLDEST} to {envelope.PROTOCOL}: upgrade"
+    assert all(isinstance(one, messages.Refusal) and reason in one.reason for one in refusals)
+    assert [one.about for one in refusals if isinstance(one, messages.Refusal)] == [
+        messages.JOINING,
+        topics.say("r", "a"),
+    ]
+
+
 def test_agents_that_join_restart_and_fall_silent_are_published(
     fleet: MessageLoop, memory: MemoryBroker, clock: Clock, published: list[Event]
 ) -> None:

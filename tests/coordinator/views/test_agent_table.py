@@ -77,6 +77,9 @@ def test_agents_are_shown_with_submodels_reasons_and_measurements(tmp_path: Path
     assert shown.startswith("run 'test', 2 rounds done\n")
     assert render_agents(live).startswith("run 'test', 1 round done, in round 2\n")
     assert f"\na1: {done['a1']['reason']}" in shown
+    assert "software" not in shown, "no device states its version"
+    over["agents"][0]["profile"]["software"] = "edge-agent 9.1"
+    assert render_agents(over).endswith("\nsoftware: edge-agent 9.1 (1 agent), unknown (2 agents)")
 
 
 def test_the_command_shows_the_latest_run_and_names_what_is_missing(tmp_path: Path) -> None:

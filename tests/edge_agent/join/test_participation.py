@@ -180,7 +180,7 @@ def test_a_run_with_another_protocol_version_is_reported() -> None:
     )
     with pytest.raises(
         FleetError,
-        match=r"fl/v1/r/run: .*protocol 99.*install",
+        match=r"fl/v1/r/run: .*protocol 99.*upgrade",
     ):
         find_run(MemoryLink(broker, "agent"), None, 0.2)
 

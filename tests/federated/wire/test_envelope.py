@@ -140,12 +140,28 @@ def test_a_message_without_an_optional_text_can_be_encoded_again() -> None:
     assert envelope.decode(envelope.encode(found)) == m.Receipt("t", False)
 
 
-@pytest.mark.parametrize("v", [0, 1, "2", None, True])
+@pytest.mark.parametrize("v", [0, 2, envelope.PROTOCOL + 1, "3", 3.0, None, True])
 def test_another_protocol_is_refused_by_name_even_if_its_body_is_unknown(v: Any) -> None:
     with pytest.raises(
-        ProtocolMismatch, match=rf"speaks protocol {v!r}, this side {envelope.PROTOCOL}"
+        ProtocolMismatch,
+        match=rf"protocol {v!r}, this side {envelope.OLDEST} to {envelope.PROTOCOL}: upgrade",
     ):
         envelope.decode(packed("telepathy", {}, v))
+
+
+def test_a_message_has_the_lowest_version_that_reads_it() -> None:
+    """So peers of the previous version read all messages but those that changed."""
+    digest, url = "ab" * 32, "https://h/x"
+    chunked, there = (m.Manifest("t", 1, 1024, digest, where) for where in ("", url))
+    versions = {
+        message: msgpack.unpackb(envelope.encode(message))["v"]
+        for message in (
+            *(m.Goodbye("x"), m.Grant("t", b"", True), m.Grant("t", b"", True, url)),
+            *(chunked, there),
+        )
+    }
+    assert [envelope.decode(envelope.encode(message)) for message in versions] == list(versions)
+    assert list(versions.values()) == [3, 3, 4, 3, 4]
 
 
 @pytest.mark.parametrize("kind", envelope.MESSAGES)

@@ -1,0 +1,139 @@
+"""Coordinators and agents of this version together with those of earlier versions, which are built
+from the history of the repository.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coordinator.store.run_store import Store
+from federated.wire.envelope import PROTOCOL
+from tests.support.earlier_versions import (
+    AT_PROTOCOL_2,
+    AT_PROTOCOL_3,
+    build_wheel,
+    extract_commit,
+    unpack_wheel,
+)
+from tests.support.processes import Running, Start, result, wait_for_words
+
+pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.slow]
+RUN = ["start", "--name", "r", "--model", "mlp-small", "--format", "json"]
+QUICK = ["train.epochs=1", "evaluate.devices=false", "fleet.wait=90"]
+SETTINGS = [word for one in QUICK for word in ("--set", one)]
+NOW = ""  # in the place of a commit: this version
+
+
+@pytest.fixture(scope="module")
+def install(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Return a function that builds the wheel of a commit, and returns where it is unpacked."""
+
+    @functools.cache
+    def build(commit: str) -> str:
+        folder = tmp_path_factory.mktemp("version")
+        wheel = build_wheel(extract_commit(commit, folder / "source"), folder)
+        return str(unpack_wheel(wheel, folder / "installed"))
+
+    return build
+
+
+class Versions:
+    """Starts commands of this version, and of those before."""
+
+    def __init__(self, start: Start, install: Callable[[str], str], broker: str) -> None:
+        self.start, self.install, self.broker = start, install, broker
+
+    def run(self, commit: str, module: str, *words: str) -> Running:
+        # with another flag than that of COORDINATOR and AGENT, which are forked from this version
+        command = [sys.executable, *(["-u"] if commit else []), "-m", f"{module}.cli", *words]
+        path = {"PYTHONPATH": self.install(commit)} if commit else {}
+        return self.start(*command, variables=path)
+
+    def coordinate(self, commit: str, *more: str) -> Running:
+        return self.run(commit, "coordinator", *RUN, "--broker", self.broker, *SETTINGS, *more)
+
+    def join(self, commit: str, name: str, shard: str, wait: int = 120) -> Running:
+        words = ["--broker", self.broker, "--name", name, "--wait", str(wait), "--format", "json"]
+        data = ["--data", "digits", "--shard", shard, "--seed", "0"]
+        return self.run(commit, "edge_agent", "join", *words, *data)
+
+
+@pytest.fixture
+def versions(start: Start, install: Callable[[str], str], broker: str) -> Versions:
+    return Versions(start, install, broker)
+
+
+def list_folded(folder: Path, number: int) -> list[str]:
+    """Return the agents whose updates a round folded."""
+    store = Store.open(folder / "runs", "r", read_only=True)
+    found = [one.agent for one in store.read_entries(number) if one.outcome == "folded"]
+    store.close()
+    return sorted(found)
+
+
+def test_agents_of_two_versions_train_in_one_run(tmp_path: Path, versions: Versions) -> None:
+    coordinator = versions.coordinate(NOW, "--rounds", "2", "--min-agents", "2")
+    agents = [versions.join(AT_PROTOCOL_3, "old", "0/2"), versions.join(NOW, "new", "1/2")]
+    assert result(coordinator, 240)["rounds"] == 2
+    assert [result(agent, 60)["updates"] for agent in agents] == [2, 2]
+    assert [list_folded(tmp_path, number) for number in (1, 2)] == [["new", "old"]] * 2
+    shown = versions.run(NOW, "coordinator", "devices", "r", "--format", "json")
+    devices = {one["agent"]: one["profile"] for one in result(shown)["agents"]}
+    assert {name: one["protocol"] for name, one in devices.items()} == {"old": 3, "new": PROTOCOL}
+    assert devices["old"]["software"] == ""
+    assert devices["new"]["software"].startswith("edge-agent")
+
+
+def test_an_agent_trains_in_a_run_of_the_previous_version(
+    tmp_path: Path, versions: Versions
+) -> None:
+    """So agents may be upgraded before the coordinator, and the coordinator may go back."""
+    coordinator = versions.coordinate(AT_PROTOCOL_3, "--rounds", "2", "--min-agents", "1")
+    agent = versions.join(NOW, "new", "0/1")
+    assert result(coordinator, 240)["rounds"] == 2
+    assert result(agent, 60)["updates"] == 2
+
+
+def test_a_coordinator_is_upgraded_while_agents_of_both_versions_train(
+    tmp_path: Path, versions: Versions
+) -> None:
+    """The new coordinator resumes the run, and its agents continue without a restart."""
+    before = versions.coordinate(AT_PROTOCOL_3, "--rounds", "500", "--min-agents", "2")
+    agents = [versions.join(AT_PROTOCOL_3, "old", "0/2"), versions.join(NOW, "new", "1/2")]
+    assert wait_for_words(before, tmp_path / "0.err", "round 2 of 500", 240)
+    before.send_signal(signal.SIGINT)
+    assert before.wait(90) == 130
+    store = Store.open(tmp_path / "runs", "r", read_only=True)
+    done = store.rounds_done
+    store.close()
+    after = versions.coordinate(NOW, "--resume", "--rounds", str(done + 2), "--min-agents", "2")
+    assert result(after, 240)["rounds"] == done + 2
+    assert [result(agent, 60)["updates"] >= 2 for agent in agents] == [True, True]
+    assert list_folded(tmp_path, done + 2) == ["new", "old"]
+
+
+@pytest.mark.parametrize(
+    ("commit", "setting", "words"),
+    [
+        (AT_PROTOCOL_2, "", "the peer speaks protocol 3, this side 2: install the same version"),
+        (AT_PROTOCOL_3, "http.listen=127.0.0.1:0", "protocol 4, and this device speaks 3: upgrade"),
+    ],
+)
+def test_an_agent_that_is_too_old_learns_both_versions(
+    tmp_path: Path, versions: Versions, commit: str, setting: str, words: str
+) -> None:
+    more = ["--set", setting] if setting else []
+    coordinator = versions.coordinate(NOW, "--rounds", "2", "--min-agents", "1", *more)
+    assert wait_for_words(coordinator, tmp_path / "0.err", "waiting: 0 of 1 agents")
+    agent = versions.join(commit, "old", "0/1", wait=10)
+    told, _ = agent.communicate(timeout=120)
+    assert agent.returncode != 0
+    reason = json.loads(told.splitlines()[-1])["reason"] if told.strip() else ""
+    assert words in (tmp_path / "1.err").read_text() + reason
