@@ -69,6 +69,7 @@ ROOMS = {
         "bench",
         "doctor",
         "finetune",
+        "update",
         "cli",
     ),
     "coordinator": (

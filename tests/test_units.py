@@ -50,11 +50,12 @@ def read_unit(path: Path) -> ConfigParser:
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_systemd_accepts_a_unit(path: Path, analyze: str, tmp_path: Path) -> None:
-    program = re.search(r"^ExecStart=(\S+)", path.read_text(), re.MULTILINE)
-    assert program is not None
     unit = tmp_path / path.name
-    # the unit's program is not installed here
-    unit.write_text(path.read_text().replace(program[1], sys.executable))
+    # the unit's programs are not installed here
+    programs = r"^(Exec\w+=[-+]*)/opt/espalier/\S+"
+    text, found = re.subn(programs, rf"\1{sys.executable}", path.read_text(), flags=re.MULTILINE)
+    assert found
+    unit.write_text(text)
     done = subprocess.run(
         [analyze, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
     )
@@ -81,12 +82,14 @@ def test_a_unit_has_a_low_exposure_score(path: Path, analyze: str) -> None:
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_a_unit_starts_a_command_with_flags_that_exist(path: Path) -> None:
-    program, name, *words = read_unit(path)["Service"]["ExecStart"].split()
-    group = COMMANDS[Path(program).name]
-    command = group.get_command(click.Context(group), name)
-    assert isinstance(command, click.Command)
-    known = {flag for parameter in command.params for flag in parameter.opts}
-    assert {word for word in words if word.startswith("--")} <= known
+    service = read_unit(path)["Service"]
+    for line in (service[key] for key in ("ExecStartPre", "ExecStart") if key in service):
+        program, name, *words = line.split()
+        group = COMMANDS[Path(program).name]
+        command = group.get_command(click.Context(group), name)
+        assert isinstance(command, click.Command)
+        known = {flag for parameter in command.params for flag in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known
 
 
 @pytest.mark.parametrize(("file", "name"), [("agent.env", "join"), ("infer.env", "infer")])

@@ -36,6 +36,10 @@ COMMANDS = {
         "edge_agent.cli.profile:profile",
         "Measure this device's hardware, limits and speed.",
     ),
+    "update": LazyCommand(
+        "edge_agent.cli.update:update",
+        "Install a WHEEL or a VERSION beside this one, check it, and switch to it.",
+    ),
 }
 
 

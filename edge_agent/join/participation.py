@@ -25,6 +25,7 @@ from edge_agent.device.background_reading import BackgroundReading
 from edge_agent.device.measurement_drift import Watch
 from edge_agent.device.monthly_traffic import MonthlyTraffic
 from edge_agent.device.process_limits import count_cpus, find_memory_limit
+from edge_agent.device.start_record import remove_start, write_start
 from edge_agent.device.training_conditions import Conditions
 from edge_agent.join.training_process_control import Job, Worker
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
@@ -185,6 +186,7 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
                 card = worker.load(show)
             say(describe_data(job, card, worker.limits))
             manager.ready("looking for a run")
+            write_start(joined=False)
             ping = partial(manager.ping, lambda: "looking for a run")
             run = find_run(scout, request.run, request.wait, say, ping)
         # before the link: of two agents with the same name, the first one stays connected
@@ -215,7 +217,11 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
             remeasure(participant, worker, watch, say)
             return wait_for_training(worker, link)
 
-        return take_part(participant, stop, say, after_turn), worker.job.trainer
+        write_start(joined=True)
+        end = take_part(participant, stop, say, after_turn)
+        if end.refused:
+            remove_start()
+        return end, worker.job.trainer
 
 
 def open_traffic(when: str, stack: ExitStack) -> MonthlyTraffic | None:

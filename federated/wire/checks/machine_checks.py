@@ -25,10 +25,17 @@ COPIES = 3
 DISK = 500e6, 50e6
 NAMESAKE = "espalier"  # on the package index: a phylogenetics tool
 TIMEOUT = 120.0  # seconds to load a runtime
+# an ONNX model of one operation: the product of a 2x2 matrix with itself
+MODEL = (
+    "08083A400A110A01780A017812017922064D61744D756C1201675A130A0178120E0A0C080112080A0208020A"
+    "02080262130A0179120E0A0C080112080A0208020A0208024202100D"
+)
 TRIAL = {
     "onnx": "import onnx; print(onnx.__version__)",
-    "onnxruntime": "import onnxruntime as o; print(o.__version__, ' "
-    "'.join(o.get_available_providers()), sep=', ')",
+    "onnxruntime": f"import numpy as n, onnxruntime as o; x = n.ones((2, 2), n.float32); "
+    f"s = o.InferenceSession(bytes.fromhex('{MODEL}'), providers=['CPUExecutionProvider']); "
+    "assert (s.run(None, {'x': x})[0] == 2).all(), 'computes a wrong product'; "
+    "print(o.__version__, ' '.join(o.get_available_providers()), sep=', ')",
     "torch": "import torch; torch.ones(8, 8) @ torch.ones(8, 8); print(torch.__version__, "
     "f'{torch.get_num_threads()} threads', sep=', ')",
 }

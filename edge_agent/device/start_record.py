@@ -1,0 +1,60 @@
+"""Record how far an agent got since it started, and from which environment, so that `edge-agent
+update` goes back if a new version does not join.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import msgspec
+
+from edge_agent.device.state_folder import locate_state
+from federated.errors import StoreError
+from federated.runtime import atomic_files
+
+__all__ = ["read_start", "remove_start", "write_start"]
+
+log = logging.getLogger(__name__)
+
+NAME = "start.json"
+
+
+class StartRecord(msgspec.Struct, frozen=True):
+    """The last start of an agent.
+
+    environment: folder of its Python environment.
+    joined: whether it joined a run; otherwise it has reached the broker and looks for a run.
+    """
+
+    environment: str
+    joined: bool
+
+
+def write_start(*, joined: bool) -> None:
+    """Record a start of this environment. An agent works without the record."""
+    try:
+        path = locate_state() / NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = StartRecord(str(Path(sys.prefix).resolve()), joined)
+        atomic_files.write(path, msgspec.json.encode(record))
+    except (OSError, StoreError) as error:
+        log.info("cannot record the start of this agent: %s", error)
+
+
+def remove_start() -> None:
+    """Remove the record, such as after the run refused the agent."""
+    try:
+        (locate_state() / NAME).unlink(missing_ok=True)
+    except (OSError, StoreError) as error:
+        log.info("cannot remove the record of this agent's start: %s", error)
+
+
+def read_start() -> StartRecord | None:
+    """Return the record; None without a readable one. Raises StoreError if the user has no home."""
+    path = locate_state() / NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=StartRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,212 @@
+"""Update this device: install a version beside the current one, check it, switch to it, and go back
+if its agent does not join.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge_agent.device.start_record import read_start, remove_start
+from edge_agent.update.environments import Environments, find_environments, hold_lock
+from edge_agent.update.health_check import Device, check_environment, take_identity
+from edge_agent.update.installation import StagedWheel, build_environment, stage_wheel
+from federated.errors import ConfigError, FleetError, StoreError, UsageError, explain_os_errors
+from federated.runtime.console import Say
+
+__all__ = ["UpdateRequest", "count_start", "go_back", "update"]
+
+MOST_STARTS = 3  # of an agent that does not join, until the previous environment returns
+SETTLE = 5.0  # seconds for which an agent must have joined: a run may refuse it at once
+POLL = 0.5  # seconds between two looks
+
+
+@dataclass(frozen=True)
+class UpdateRequest:
+    """Options of an update.
+
+    source: a wheel's file, or a version on the package index.
+    sha256: digest of the wheel, hexadecimal.
+    requirements: file of further packages with digests; None: the wheel needs none.
+    index: address of the package index; None: pip's.
+    device: how this device takes part.
+    unit: systemd unit to restart; empty: none.
+    wait: seconds for the restarted agent to join.
+    """
+
+    source: str
+    sha256: str
+    requirements: Path | None = None
+    index: str | None = None
+    device: Device = field(default_factory=Device)
+    unit: str = ""
+    wait: float = 300.0
+
+
+def update(request: UpdateRequest, say: Say) -> dict[str, str]:
+    """Update this device, and return the names of the current and the previous environment. Raises
+    UsageError, ConfigError, LinkError, StoreError, and FleetError if the new agent does not join
+    and the previous one is back.
+    """
+    identity = take_identity(request.device.user)
+    places = find_environments()
+    with hold_lock(places.root):
+        places.tidy(say)
+        base = places.current
+        assert base is not None, "checked when they were found"
+        new = install(places, base, request, identity, say)
+        with explain_os_errors(StoreError, f"cannot switch to {new}"):
+            if hasattr(os, "sync"):
+                os.sync()
+            remove_start()
+            places.begin_trial(new)
+            places.switch(new)
+            places.tidy(say)
+        say(f"switched from {base.name} to {new.name}")
+        if request.unit:
+            restart_or_return(places, request, say)
+        else:
+            say("restart the agent's service to use it")
+    return describe(places)
+
+
+def install(
+    places: Environments, base: Path, request: UpdateRequest, identity: dict[str, Any], say: Say
+) -> Path:
+    """Install the requested version beside the current one, check it, and return its folder. After
+    an error nothing of it remains.
+    """
+    try:
+        wheel = stage_wheel(request.source, request.sha256, places.root, request.index)
+        new = choose_folder(places, wheel)
+        try:
+            build_environment(wheel, new, base, request.requirements, say)
+            check_environment(new, wheel.version, request.device, identity, say)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+    except BaseException:
+        say(f"nothing was changed: {base.name} is still the current environment")
+        raise
+    finally:
+        places.remove_staged()
+    return new
+
+
+def choose_folder(places: Environments, wheel: StagedWheel) -> Path:
+    """Return the folder of the new environment. Raises UsageError if it is installed already."""
+    new = places.root / wheel.folder_name
+    if new == places.current:
+        raise UsageError(f"{new.name} is the current environment already")
+    if new == places.previous:
+        raise UsageError(
+            f"{new.name} is the previous environment: edge-agent update --rollback returns to it"
+        )
+    if new.exists():
+        raise StoreError(f"{new} exists, and no update made it: move it elsewhere")
+    return new
+
+
+def restart_or_return(places: Environments, request: UpdateRequest, say: Say) -> None:
+    """Restart the service, and return to the previous environment if the new agent does not join in
+    time. Raises FleetError then.
+    """
+    new = places.current
+    assert new is not None, "an update switched to it"
+    try:
+        restart(request.unit)
+        reached = wait_for_join(new, request.wait)
+    except ConfigError as error:
+        reached, reason = "", str(error)
+    else:
+        reason = f"its agent did not join within {request.wait:.0f} s"
+    if reached:
+        places.end_trial()
+        say(f"the agent of {new.name} {reached}")
+        return
+    back, _ = places.roll_back()
+    restart(request.unit)
+    raise FleetError(
+        f"went back from {new.name} to {back.name}: {reason}; look into journalctl -u "
+        f"{request.unit}"
+    )
+
+
+def restart(unit: str) -> None:
+    """Restart a unit of systemd. Raises ConfigError."""
+    systemctl = shutil.which("systemctl")
+    if systemctl is None:
+        raise ConfigError(f"--restart {unit}: systemctl is not installed: restart the service")
+    done = subprocess.run(  # noqa: S603
+        [systemctl, "restart", unit], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise ConfigError(f"systemctl restart {unit} failed: {done.stderr.strip()[-300:]}")
+
+
+def wait_for_join(environment: Path, seconds: float) -> str:
+    """Wait until the agent of an environment has joined a run and was not refused. Return what it
+    reached, in words; empty if it did not start. An agent that finds no run waits for one.
+    """
+    deadline, joined_at = time.monotonic() + seconds, 0.0
+    while True:
+        now, record = time.monotonic(), read_start()
+        started = record is not None and Path(record.environment) == environment.resolve()
+        if not started or record is None or not record.joined:
+            joined_at = 0.0
+        elif not joined_at:
+            joined_at = now
+        elif now - joined_at >= SETTLE:
+            return "joined a run"
+        if now >= deadline:
+            return "reached the broker and waits for a run" if started else ""
+        time.sleep(POLL)
+
+
+def go_back(device: Device, unit: str, say: Say) -> dict[str, str]:
+    """Return to the previous environment, and restart the service if one is named. Raises
+    UsageError, ConfigError, StoreError.
+    """
+    take_identity(device.user)
+    places = find_environments()
+    with hold_lock(places.root):
+        back, old = places.roll_back()
+        say(f"went back from {old.name} to {back.name}")
+        if unit:
+            restart(unit)
+        else:
+            say("restart the agent's service to use it")
+    return describe(places)
+
+
+def count_start(say: Say) -> dict[str, str]:
+    """Count a start of the current environment's agent while it is on trial, and return to the
+    previous environment after MOST_STARTS starts without joining. A service does this before each
+    start, with the previous environment's command, which is known to work. Raises ConfigError,
+    StoreError.
+    """
+    places = find_environments()
+    with hold_lock(places.root):
+        trial, current = places.read_trial(), places.current
+        if trial is None or current is None:
+            return describe(places)
+        record = read_start()
+        if record is not None and Path(record.environment) == current.resolve():
+            places.end_trial()
+        elif trial.starts < MOST_STARTS:
+            places.begin_trial(current, trial.starts + 1)
+        else:
+            back, old = places.roll_back()
+            say(f"{old.name} did not join in {MOST_STARTS} starts: went back to {back.name}")
+    return describe(places)
+
+
+def describe(places: Environments) -> dict[str, str]:
+    """Return the names of the environments."""
+    links = {"current": places.current, "previous": places.previous}
+    return {link: folder.name for link, folder in links.items() if folder is not None}

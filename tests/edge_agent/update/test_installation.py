@@ -1,0 +1,90 @@
+"""The wheel that an update accepts, and the copy of an environment's packages."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_agent.update.environments import STAGED
+from edge_agent.update.installation import (
+    check_room,
+    copy_packages,
+    locate_packages,
+    run_pip,
+    stage_wheel,
+)
+from federated.errors import ConfigError, EspalierError, StoreError, UsageError
+
+NAME = "espalier_fl-9.1.0rc1-py3-none-any.whl"
+
+
+def test_a_wheel_is_copied_and_has_the_expected_digest(tmp_path: Path) -> None:
+    (given := tmp_path / NAME).write_bytes(b"content")
+    digest = hashlib.sha256(b"content").hexdigest()
+    (root := tmp_path / "root").mkdir()
+    staged = stage_wheel(str(given), digest, root)
+    assert (staged.path, staged.version) == (root / STAGED / NAME, "9.1.0rc1")
+    assert staged.folder_name == f"9.1.0rc1-{digest[:8]}"
+    given.write_bytes(b"replaced later")
+    assert staged.path.read_bytes() == b"content"
+
+
+@pytest.mark.parametrize(
+    ("source", "sha256", "kind", "words"),
+    [
+        (NAME, "ab" * 32, ConfigError, "expected sha256 abab.*, found .*nothing was installed"),
+        (NAME, "AB" * 32, UsageError, "expected 64 hexadecimal digits"),
+        ("gone.whl", "ab" * 32, ConfigError, "cannot read .*gone.whl"),
+        ("espalier-1.0-py3-none-any.whl", "ab" * 32, ConfigError, "a wheel of espalier-fl"),
+        ("latest", "ab" * 32, UsageError, "a version such as 0.3.0, found latest"),
+    ],
+)
+def test_another_wheel_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    sha256: str,
+    kind: type[EspalierError],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (NAME, "espalier-1.0-py3-none-any.whl"):
+        Path(name).write_bytes(b"content")
+    with pytest.raises(kind, match=words):
+        stage_wheel(source, sha256, tmp_path)
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_packages_are_copied_by_links_where_the_disk_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
+    base, new = tmp_path / "base", tmp_path / "new"
+    module = locate_packages(base) / "package" / "module.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("x = 1\n")
+
+    def refuse(source: str, target: str) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not linked:
+        monkeypatch.setattr(os, "link", refuse)
+    assert copy_packages(base, new) == 1
+    copy = locate_packages(new) / "package" / "module.py"
+    assert copy.read_text() == "x = 1\n"
+    assert copy.samefile(module) == linked
+
+
+def test_a_full_disk_is_reported_before_anything_is_written(tmp_path: Path) -> None:
+    check_room(tmp_path, 0)
+    with pytest.raises(StoreError, match=r"MB are needed and .* MB are free: free disk space"):
+        check_room(tmp_path, 1 << 60)
+
+
+def test_the_reason_of_pip_is_quoted(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No matching distribution found for not-there"):
+        run_pip(Path(sys.executable), "download", "--no-index", "-d", str(tmp_path), "not-there")
