@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.assign.majority_network import pool_moments
+from federated.install_command import NAME
+from federated.runtime.provenance import versions
 from federated.runtime.unit_formatting import format_count
 from federated.task import Card, Profile, Timing
+from federated.wire import envelope
 from federated.wire.codecs.catalogue import codec_names
 from federated.wire.link import Probe
 
@@ -52,6 +55,8 @@ def combine_profiles(gateway: GatewayFacts, devices: Sequence[Profile]) -> Profi
         capabilities=tuple(sorted(capabilities)),
         watts=sum(watts) if all(watts) else 0.0,
         devices=len(devices),
+        protocol=envelope.PROTOCOL,
+        software=f"edge-gateway {versions([NAME])[NAME]}".rstrip(),
     )
 
 
