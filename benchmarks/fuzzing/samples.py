@@ -92,6 +92,7 @@ MESSAGES: tuple[m.Message, ...] = (
     m.Failure("r", 1, 2, "train", SUBMODEL.name, "out of memory"),
     m.Goodbye("the run is over"),
     m.Grant(MANIFEST.transfer, b"\x05", True),
+    m.Grant(MANIFEST.transfer, b"", True, parts=(m.Part(0, 2500, "https://host/part"),)),
     m.Heartbeat("a", "s1", "train", 3, 0.5, "train", 4, 10, m.Condition(48.5, False, "mains")),
     MANIFEST,
     m.Offer(MANIFEST, "r", 1, 2, "train", SUBMODEL.name),

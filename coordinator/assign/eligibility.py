@@ -9,6 +9,7 @@ from coordinator.assign import agent_filter
 from coordinator.assign.majority_network import explain_unit_mismatch
 from coordinator.settings.config import Config
 from coordinator.settings.config_tables import AGENTS
+from coordinator.settings.service_tables import Http
 from federated.data.dataset import explain_misfit
 from federated.methods.catalogue import METHODS
 from federated.safe_text import make_safe
@@ -54,7 +55,7 @@ class Eligibility:
             or explain_lacking_capabilities(profile, needed, self.config.method_name)
             or explain_lacking_codec(profile, self.config.wire.codec)
             or (self._explain_gateway() if profile.devices else "")
-            or explain_lacking_addresses(profile, self.config.http.listen)
+            or explain_lacking_addresses(profile, self.config.http)
         )
         if not why and self.config.data.name == AGENTS:
             why = explain_unit_mismatch(profile.data, self.network)
@@ -112,13 +113,13 @@ def explain_lacking_codec(profile: Profile, codec: str) -> str:
     )
 
 
-def explain_lacking_addresses(profile: Profile, listen: str) -> str:
+def explain_lacking_addresses(profile: Profile, http: Http) -> str:
     """Return why an agent of an older protocol cannot transfer over HTTP; empty if it can, or if
-    the run does not (`http.listen` is empty).
+    the run does not.
     """
-    if not listen or profile.protocol >= ADDRESSES:
+    if not (http.listen or http.store) or profile.protocol >= ADDRESSES:
         return ""
     return (
-        f"this run transfers over HTTP (http.listen), which needs protocol {ADDRESSES}, and this "
-        f"device speaks {profile.protocol}: upgrade its edge-agent. {OTHER_CLIENT}"
+        f"this run transfers over HTTP, which needs protocol {ADDRESSES}, and this device speaks "
+        f"{profile.protocol}: upgrade its edge-agent. {OTHER_CLIENT}"
     )

@@ -106,12 +106,12 @@ def check_profile(config: Config) -> None:
     where = f"broker.profile = '{config.broker.profile}'"
     if config.broker.url is None:
         raise ConfigError(f"{where} is for an existing broker: name its address (--broker)")
-    over_mqtt = not config.http.listen or config.http.above > 0
+    over_mqtt = not (config.http.listen or config.http.store) or config.http.above > 0
     if over_mqtt and profile.slashes is not None and profile.slashes < CHUNK_SLASHES:
         raise ConfigError(
             f"{where}: topics have at most {profile.slashes} slashes, and those of updates over "
-            f"MQTT {CHUNK_SLASHES}: let all transfers use HTTP (http.listen = 'HOST:PORT', "
-            "http.above = 0)"
+            f"MQTT {CHUNK_SLASHES}: let all transfers use HTTP (http.listen = 'HOST:PORT' or "
+            "http.store = 's3://BUCKET', http.above = 0)"
         )
     if profile.payload is not None and config.wire.chunk > profile.payload - OVERHEAD:
         raise ConfigError(

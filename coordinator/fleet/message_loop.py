@@ -22,7 +22,7 @@ from coordinator.fleet.round_event_loop import RoundEventLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.update_inbox import Inbox
 from coordinator.fleet.update_reception import UpdateReception, find_key
-from coordinator.http_transfers.transfer_urls import TransferUrls
+from coordinator.http_transfers.transfer_urls import Transfers
 from coordinator.observe.events import FleetChanged, LinkChanged, LoopTurned, Publish, Rejected
 from coordinator.round import round_events as on
 from coordinator.round.collector_interface import Collector
@@ -82,7 +82,7 @@ class Intake:
     chunk: int = 0
     rules: Rules = Rules()  # noqa: RUF009  # frozen
     journal: Journal | None = None
-    urls: TransferUrls | None = None
+    urls: Transfers | None = None
     workers: WorkerPool | None = None
 
 
@@ -237,8 +237,8 @@ class MessageLoop:
         if ticking := self._may_tick(now, delivery):
             self._ticked = now
             self.publish(LoopTurned())
-            for key in self.inbox.list_grown(now):
-                self.driver.handle(on.ChunkCame(now, key))
+            for topic, refused in self._reception.follow_uploads(self.run.run):
+                self._reject(topic, refused)
             self._end_departures(now)
             self.driver.handle(on.Ticked(now, self.inbox.waiting))
             self.driver.compact()

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coordinator.http_transfers.transfer_urls import TransferUrls
+from coordinator.http_transfers.transfer_urls import Transfers
 from federated.errors import StoreError
 from federated.system.file_mapping import map_file
 from federated.wire import envelope, topics
@@ -28,12 +28,19 @@ class PublishedWeights:
     slot: topic level that they are published at.
     manifest: their size, sha256, and chunks or address.
     path: their file, to publish them again, or to serve over HTTP.
+    over_http: whether they travel over HTTP; the manifest has no address, and is not published,
+        until they can be downloaded there.
     """
 
     version: str
     slot: str
     manifest: Manifest
     path: Path
+    over_http: bool
+
+    @property
+    def waiting(self) -> bool:
+        return self.over_http and not self.manifest.url
 
 
 class WeightSlots:
@@ -51,7 +58,7 @@ class WeightSlots:
         run: str,
         folder: Path,
         chunk: int = 0,
-        urls: TransferUrls | None = None,
+        urls: Transfers | None = None,
     ) -> None:
         self.link, self.run, self.folder, self.chunk, self.urls = link, run, folder, chunk, urls
         self.served_bytes = 0
@@ -83,20 +90,36 @@ class WeightSlots:
                 map_file(path), min(self.chunk or self.link.max_chunk, self.link.max_chunk), name
             )
             path = path.replace(self.folder / f"{manifest.sha256}.weights")
-            if self.urls is not None:
-                url = self.urls.name_weights(manifest.sha256, manifest.size)
-                manifest = replace(manifest, url=url)
-                self.served_bytes += manifest.size if url else 0
-            item = PublishedWeights(version, self._find_free(version, slot), manifest, path)
+            over_http = self.urls is not None and manifest.size > self.urls.above
+            free = self._find_free(version, slot)
+            item = PublishedWeights(version, free, manifest, path, over_http)
             self._items[version, submodel] = item
-            if not manifest.url:
+            if over_http:
+                self.served_bytes += manifest.size
+                self._announce((version, submodel))
+            else:
                 self._unsent[version, submodel] = None
-            base = topics.model(self.run, item.slot, submodel)
-            self.link.publish(topics.manifest(base), envelope.encode(manifest), retain=True)
+                self._publish_manifest((version, submodel))
         return item
 
+    def _announce(self, key: tuple[str, str]) -> None:
+        """Publish the address of weights, if it is known or another one now."""
+        item = self._items[key]
+        assert self.urls is not None
+        url = self.urls.find_weights(item.manifest.sha256)
+        if url and url != item.manifest.url:
+            self._items[key] = replace(item, manifest=replace(item.manifest, url=url))
+            self._publish_manifest(key)
+
+    def _publish_manifest(self, key: tuple[str, str]) -> None:
+        item = self._items[key]
+        base = topics.model(self.run, item.slot, key[1])
+        self.link.publish(topics.manifest(base), envelope.encode(item.manifest), retain=True)
+
     def send(self) -> None:
-        """Publish the chunks of weights whose tasks were sent."""
+        """Publish the chunks of weights whose tasks were sent, and new addresses of weights."""
+        for key in [key for key, item in self._items.items() if item.over_http]:
+            self._announce(key)
         while self._unsent:
             key = next(iter(self._unsent))
             del self._unsent[key]
@@ -104,8 +127,9 @@ class WeightSlots:
 
     def _publish(self, key: tuple[str, str]) -> None:
         item = self._items[key]
-        base = topics.model(self.run, item.slot, key[1])
-        publish(self.link, base, item.manifest, map_file(item.path))
+        if not item.waiting:
+            base = topics.model(self.run, item.slot, key[1])
+            publish(self.link, base, item.manifest, map_file(item.path))
 
     def _find_free(self, version: str, slot: str) -> str:
         """Return the slot, or the next one that no other version uses: a straggler's version may
@@ -139,14 +163,20 @@ class WeightSlots:
         """Withdraw every version except these."""
         for (version, submodel), item in list(self._items.items()):
             if version not in keep:
-                withdraw(self.link, topics.model(self.run, item.slot, submodel), item.manifest)
+                if not item.waiting:
+                    withdraw(self.link, topics.model(self.run, item.slot, submodel), item.manifest)
                 self._unsent.pop((version, submodel), None)
-                item.path.unlink(missing_ok=True)
+                self._remove_file(item)
                 del self._items[version, submodel]
 
     def remove_files(self) -> None:
         """Remove the files without a message to a broker that cannot be reached."""
         for item in self._items.values():
-            item.path.unlink(missing_ok=True)
+            self._remove_file(item)
         self._items.clear()
         self._unsent.clear()
+
+    def _remove_file(self, item: PublishedWeights) -> None:
+        item.path.unlink(missing_ok=True)
+        if item.over_http and self.urls is not None:
+            self.urls.withdraw(item.manifest.sha256)

@@ -11,12 +11,12 @@ import logging
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from coordinator.fleet.update_file_names import name_file, update_path
 from coordinator.fleet.update_transfer import IDLE, Transfer
 from coordinator.fleet.uploaded_file import UploadedFile
-from coordinator.http_transfers.transfer_urls import TransferUrls
+from coordinator.http_transfers.transfer_urls import Transfers
 from coordinator.round.tensor_check import TensorCheck
 from coordinator.update_workers.worker_pool import WorkerPool, WorkerTransfer
 from federated.errors import Refused, StoreError, explain_os_errors
@@ -58,7 +58,7 @@ class Inbox:
     """
 
     def __init__(
-        self, spool: Path, slots: int, *, sync: bool = True, urls: TransferUrls | None = None
+        self, spool: Path, slots: int, *, sync: bool = True, urls: Transfers | None = None
     ) -> None:
         self.spool, self.slots, self._sync, self._urls = spool, slots, sync, urls
         self.workers: WorkerPool | None = None
@@ -173,6 +173,14 @@ class Inbox:
                     found.append(key)
                 transfer.seen = size
         return found
+
+    def list_uploaded(self) -> list[Key]:
+        """Return the updates of which everything came over HTTP."""
+        return [
+            key
+            for key in (*self._active, *self._parked)
+            if isinstance(one := self._transfer(key).partial, UploadedFile) and one.complete
+        ]
 
     def finish_upload(self, key: Key) -> tuple[messages.Offer, Path | None] | None:
         """Return as `take` does for an update that is complete over HTTP or at a worker; None for
@@ -346,7 +354,7 @@ class Inbox:
             except OSError as error:
                 self._wait_for_room(key, offer, error.strerror)
                 return messages.Grant(offer.manifest.transfer, b"", False)
-            transfer = Transfer(key[0], offer, partial, now, self._name_url(key, offer.manifest))
+            transfer = Transfer(key[0], offer, partial, now, self._urls)
         transfer.progressed = now
         transfer.begin(now)
         self._active[key] = transfer
@@ -368,18 +376,11 @@ class Inbox:
         promised = sum(one.promised for one in (*self._active.values(), *self._parked.values()))
         if more > 0 and shutil.disk_usage(self.spool).free < more + promised + self.reserve:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if self._name_url(key, manifest):
+        if self._urls is not None and manifest.size > self._urls.above:
             return UploadedFile(manifest, path, sync=self._sync)
         if self.workers is not None:
             return WorkerTransfer(manifest, path, self.workers, key.agent, self.checks.get(key))
         return PartialFile(manifest, path, limit=manifest.size, sync=self._sync)
-
-    def _name_url(self, key: Key, manifest: messages.Manifest) -> str:
-        """Return where an agent uploads an update; empty: it sends chunks."""
-        if self._urls is None:
-            return ""
-        part = add_suffix(self.path(key), PART).relative_to(self.spool)
-        return self._urls.name_update(PurePosixPath(part), manifest.size)
 
     def _drop(self, key: Key) -> None:
         for store in (self._active, self._parked):

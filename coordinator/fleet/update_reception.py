@@ -80,6 +80,19 @@ class UpdateReception:
             case _:
                 self.finish_upload(key, transfer.verdict)
 
+    def follow_uploads(self, run: str) -> Iterator[tuple[str, WireError]]:
+        """Note which updates make progress over HTTP, and check those that are complete, which may
+        be after their offer. Yield the topic of each that is rejected, and why. Raises StoreError.
+        """
+        now = self._clock()
+        for key in self._inbox.list_grown(now):
+            self._driver.handle(on.ChunkCame(now, key))
+        for key in self._inbox.list_uploaded():
+            try:
+                self.finish_upload(key)
+            except WireError as error:
+                yield topics.say(run, key.agent), error
+
     def finish_upload(self, key: Key, verdict: Examined | str | None = None) -> bool:
         """Check an update that came over HTTP or to a worker, if it is complete. Return whether it
         was. Raises Refused if its digest is wrong, StoreError.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from coordinator.fleet.uploaded_file import UploadedFile
+from coordinator.http_transfers.transfer_urls import Transfers
 from coordinator.update_workers.worker_pool import WorkerTransfer
 from federated.wire import messages
 from federated.wire.partial_file import PartialFile
@@ -22,8 +24,8 @@ class Transfer:
     agent: its sender.
     offer: what the agent announced.
     partial: the bytes received so far.
-    url: where the agent uploads it over HTTP; empty: it is sent in chunks.
     progressed: when the last new chunk arrived, in the coordinator's seconds.
+    urls: of uploads over HTTP; None: there are none.
     damaged: times that its digest was wrong.
     since: when the current measurement of its speed began.
     got: chunks received by then.
@@ -34,7 +36,7 @@ class Transfer:
     offer: messages.Offer
     partial: PartialFile | UploadedFile | WorkerTransfer
     progressed: float
-    url: str = ""
+    urls: Transfers | None = None
     damaged: int = 0
     since: float = 0.0
     got: int = 0
@@ -67,12 +69,13 @@ class Transfer:
         return 0
 
     def grant(self) -> messages.Grant | None:
-        """Return the grant of a slot, with the bitmap of the chunks that are here; None if a worker
-        sends it.
+        """Return the grant of a slot, with the bitmap of the chunks that are here, or where to
+        upload the update; None if a worker sends it.
         """
-        if isinstance(self.partial, WorkerTransfer):
-            self.partial.resume()
+        partial, manifest = self.partial, self.offer.manifest
+        if isinstance(partial, WorkerTransfer):
+            partial.resume()
             return None
-        return messages.Grant(
-            self.offer.manifest.transfer, self.partial.acknowledge(), True, self.url
-        )
+        if isinstance(partial, UploadedFile) and self.urls is not None:
+            return self.urls.grant(PurePosixPath(*partial.part.parts[-2:]), manifest)
+        return messages.Grant(manifest.transfer, partial.acknowledge(), True)

@@ -54,21 +54,11 @@ class CertificateFiles:
 
 
 @contextmanager
-def serve_transfers(config: Config, spool: Path, say: Say) -> Iterator[TransferUrls | None]:
-    """Serve transfers inside the context, and give their addresses; None if the configuration asks
-    for no server. spool: of the run. Raises UsageError, ConfigError, StoreError, MissingExtra.
+def serve_transfers(config: Config, spool: Path, say: Say) -> Iterator[TransferUrls]:
+    """Serve transfers inside the context, and give their addresses. spool: of the run. Raises
+    UsageError, ConfigError, StoreError, MissingExtra.
     """
     wanted = config.http
-    if not wanted.listen:
-        if wanted.url:
-            raise ConfigError("http.url: expected http.listen, too: the address of the server")
-        yield None
-        return
-    if config.phones.listen:
-        raise ConfigError(
-            "http.listen: phones transfer over their own page: run without phones.listen, or "
-            "without http.listen"
-        )
     if find_spec("uvicorn") is None:
         raise MissingExtra("http.listen", "serve", "uvicorn")
     address = parse_listen_address(wanted.listen, "http.listen", EXAMPLE)

@@ -13,15 +13,42 @@ import hashlib
 import hmac
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import Protocol
+from urllib.parse import urlsplit
 
-__all__ = ["UPDATES", "WEIGHTS", "TransferUrls", "sign"]
+from federated.wire.messages import Grant, Manifest
+
+__all__ = ["UPDATES", "WEIGHTS", "TransferUrls", "Transfers", "find_origin", "sign"]
 
 WEIGHTS, UPDATES = "/weights", "/updates"
 
 
+class Transfers(Protocol):
+    """How a run's weights and updates travel over HTTP. No method waits for a server. The file of
+    an update, in the spool, permits its upload and grows as its bytes come.
+    """
+
+    @property
+    def above(self) -> int:
+        """Transfers of more bytes use HTTP, others MQTT."""
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port of the addresses."""
+
+    def find_weights(self, sha256: str) -> str:
+        """Return where agents download weights that are in the spool; empty: nowhere yet."""
+
+    def withdraw(self, sha256: str) -> None:
+        """End the downloads of weights."""
+
+    def grant(self, place: PurePosixPath, manifest: Manifest) -> Grant:
+        """Return where an agent uploads an update. place: of its file, in the spool."""
+
+
 @dataclass(frozen=True)
 class TransferUrls:
-    """The addresses of a run's transfers.
+    """The addresses of a run's transfers at the coordinator's own server (`Transfers`).
 
     base: address of the server as agents reach it, without a slash at its end.
     secret: key of the signatures.
@@ -32,18 +59,29 @@ class TransferUrls:
     secret: bytes = field(repr=False)
     above: int = 0
 
-    def name_weights(self, sha256: str, size: int) -> str:
-        """Return where to download a blob; empty: over MQTT."""
-        return f"{self.base}{WEIGHTS}/{sha256}" if size > self.above else ""
+    @property
+    def origin(self) -> str:
+        return find_origin(self.base)
+
+    def find_weights(self, sha256: str) -> str:
+        return f"{self.base}{WEIGHTS}/{sha256}"
+
+    def withdraw(self, sha256: str) -> None:
+        """Do nothing: the server has the weights as long as their file is there."""
+
+    def grant(self, place: PurePosixPath, manifest: Manifest) -> Grant:
+        return Grant(manifest.transfer, b"", True, self.name_update(place, manifest.size))
 
     def name_update(self, path: PurePosixPath, size: int) -> str:
-        """Return where to upload an update of `size` bytes; empty: over MQTT. path: of the file, in
-        the spool.
-        """
-        if size <= self.above:
-            return ""
+        """Return where to upload an update of `size` bytes."""
         key = sign(self.secret, str(path), size)
         return f"{self.base}{UPDATES}/{path}?size={size}&key={key}"
+
+
+def find_origin(url: str) -> str:
+    """Return the scheme, host and port of an address."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def sign(secret: bytes, path: str, size: int) -> str:

@@ -17,7 +17,7 @@ from coordinator.access.broker_setup import open_broker_access
 from coordinator.broker import external_broker_checks
 from coordinator.broker.broker_profiles import PROFILES
 from coordinator.fleet.message_loop import MessageLoop
-from coordinator.http_transfers.transfer_server_process import serve_transfers
+from coordinator.http_transfers.configured_transfers import open_transfers
 from coordinator.observe.event_readers.terminal_output import (
     LinePrinter,
     Screen,
@@ -215,8 +215,8 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View, manager: Service
     will = topics.run(config.name), b""  # removes the card, so that no agent joins a dead run
     with (
         open_broker_access(config.broker, folder, view.say, config.wire.chunk) as broker_access,
+        open_transfers(config, prepared.store.spool, view.say) as urls,
         serve_phones(config, broker_access.address, view.say),
-        serve_transfers(config, prepared.store.spool, view.say) as urls,
         closing(open_link(broker_access.address, f"coordinator-{config.name}", will)) as link,
         open_view(config, fleets, view) as read,
     ):

@@ -19,7 +19,7 @@ from coordinator.assign.submodel_pins import match_pins
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.training_graphs import TrainingGraphs
-from coordinator.http_transfers.transfer_urls import TransferUrls
+from coordinator.http_transfers.transfer_urls import Transfers
 from coordinator.observe.event_readers.run_readers import Oversight, oversee
 from coordinator.observe.events import Publish
 from coordinator.phases.evaluation import Evaluator
@@ -70,7 +70,7 @@ class RunOptions:
     device: str = "cpu"
     durable: bool = True
     clock: Callable[[], float] = time.monotonic
-    urls: TransferUrls | None = None
+    urls: Transfers | None = None
     workers: WorkerSettings | None = None
 
 

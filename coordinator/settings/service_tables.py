@@ -70,20 +70,20 @@ class Broker(Record, frozen=True):
 
 
 class Http(Record, frozen=True):
-    """Transfers of weights and updates over HTTP(S) instead of MQTT (the extra `serve`)."""
+    """Transfers of weights and updates over HTTP instead of MQTT (the extra `serve` or `store`)."""
 
     listen: Annotated[
         str,
         Meta(
-            description="Address of the coordinator's server for them, as HOST:PORT; empty: all "
-            "transfers use MQTT."
+            description="Address of the coordinator's server for them, as HOST:PORT; empty: none."
         ),
     ] = ""
     url: Annotated[
         str,
         Meta(
-            description="Address at which agents reach the server, such as that of a CDN or a "
-            "proxy in front of it; empty: https:// or http://, this machine's address and the port."
+            description="Address at which agents reach the server or the store, such as that of a "
+            "proxy in front of it; empty: of a server, https:// or http://, this machine's address "
+            "and the port; of a store, http.endpoint."
         ),
     ] = ""
     certificate: Annotated[
@@ -97,6 +97,28 @@ class Http(Record, frozen=True):
     above: Annotated[
         int, Meta(ge=0, description="Transfers of at most this number of bytes use MQTT.")
     ] = 0
+    store: Annotated[
+        str,
+        Meta(
+            description="S3-compatible bucket for them instead of the coordinator's server, as "
+            "s3://BUCKET[/PREFIX]; empty: none."
+        ),
+    ] = ""
+    endpoint: Annotated[
+        str, Meta(description="Address of the store, as https://HOST[:PORT]; empty: Amazon S3.")
+    ] = ""
+    region: Annotated[
+        str,
+        Meta(description="Region of the bucket; empty: that of the AWS configuration."),
+    ] = ""
+    expiry: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=604_800,
+            description="Seconds for which an address of the store permits a transfer to begin.",
+        ),
+    ] = 3600
 
 
 class Log(Record, frozen=True):

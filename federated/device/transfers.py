@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from federated.device.agent_run_files import GRAPH, Spool, SpooledUpdate
+from federated.errors import Refused
 from federated.http_transfers.http_client import HttpAccess
-from federated.http_transfers.http_upload import HttpUpload
+from federated.http_transfers.http_upload import HttpUpload, PartUpload
 from federated.system.file_mapping import map_file
 from federated.task import Task
 from federated.wire import envelope, messages, topics
@@ -232,8 +233,10 @@ class Uploads:
     ) -> None:
         self.link, self.run, self.agent, self.spool, self._http = link, run, agent, spool, http
         self._uploads: dict[str, Upload] = {}
-        self._transfers: dict[str, HttpUpload] = {}  # those over HTTP
-        self._ended: dict[str, float] = {}  # when the last one of an update ended
+        self._transfers: dict[str, HttpUpload | PartUpload] = {}  # those over HTTP
+        # when the last one of an update ended, and up to which byte it sent parts
+        self._ended: dict[str, tuple[float, int]] = {}
+        self._reaches: dict[str, int] = {}  # up to which byte a running one sends parts
 
     def resume(self, run: messages.Run) -> Iterator[Task]:
         """Load the updates that an earlier process left, and yield their tasks. Their chunks stay
@@ -293,12 +296,19 @@ class Uploads:
         upload = self._uploads.get(grant.transfer)
         if upload is None:
             return
-        upload.sender.take_grant(grant.have, grant.open and not grant.url, now)
-        if not grant.open or not grant.url:
+        over_http = bool(grant.url or grant.parts)
+        upload.sender.take_grant(grant.have, grant.open and not over_http, now)
+        if not grant.open or not over_http:
             self._end_transfer(grant.transfer)
-            return
-        running = self._transfers.get(grant.transfer)
-        if running is None and now - self._ended.get(grant.transfer, -math.inf) < PAUSE:
+        elif grant.parts:
+            self._send_parts(grant, upload, now)
+        else:
+            self._send_whole(grant, upload, now)
+
+    def _send_whole(self, grant: messages.Grant, upload: Upload, now: float) -> None:
+        """Upload an update to the coordinator's server."""
+        running, (ended, _) = self._transfers.get(grant.transfer), self._find_end(grant.transfer)
+        if running is None and now - ended < PAUSE:
             return  # the coordinator may not have noticed yet that it has everything
         if running is None or running.url != grant.url:
             self._end_transfer(grant.transfer)
@@ -306,7 +316,30 @@ class Uploads:
             self._transfers[grant.transfer] = made
             made.start()
 
+    def _send_parts(self, grant: messages.Grant, upload: Upload, now: float) -> None:
+        """Upload parts to a store, unless that is under way: if the addresses expire meanwhile, it
+        fails, and the next grant has new ones. Raises Refused for a part outside the update.
+        """
+        if grant.transfer in self._transfers:
+            return
+        ended, reach = self._find_end(grant.transfer)
+        if now - ended >= PAUSE:
+            reach = 0  # what the coordinator still lacks was lost
+        parts = [part for part in grant.parts if part.start >= reach]
+        if any(part.start + part.size > len(upload.data) for part in parts):
+            raise Refused(f"transfer {grant.transfer}: a part ends after the update")
+        if parts:
+            pieces = {one.url: upload.data[one.start : one.start + one.size] for one in parts}
+            made = PartUpload(self._http, pieces, upload.task.submodel.name)
+            self._reaches[grant.transfer] = max(part.start + part.size for part in parts)
+            self._transfers[grant.transfer] = made
+            made.start()
+
+    def _find_end(self, transfer: str) -> tuple[float, int]:
+        return self._ended.get(transfer, (-math.inf, 0))
+
     def _end_transfer(self, transfer: str) -> None:
+        self._reaches.pop(transfer, None)
         if (running := self._transfers.pop(transfer, None)) is not None:
             running.stop()
 
@@ -324,7 +357,8 @@ class Uploads:
         for name, one in list(self._transfers.items()):
             if not one.running:
                 del self._transfers[name]
-                self._ended[name] = now
+                reach = self._reaches.pop(name, 0)
+                self._ended[name] = now, reach if one.failure is None else 0
                 if one.failure is not None:
                     log.warning("%s; asking the coordinator again", one.failure)
                 else:

@@ -22,12 +22,13 @@ from federated.safe_text import make_safe
 from federated.system.connection_deadline import ConnectionDeadline
 from federated.system.proxies import open_connection
 
-__all__ = ["HttpAccess", "HttpTransfer", "Passing", "Request"]
+__all__ = ["HttpAccess", "HttpTransfer", "Passing", "Request", "parse_url"]
 
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 15.0  # seconds to connect, TLS included
 STALL_TIMEOUT = 30.0  # seconds without a byte after which a transfer starts a new connection
+PIECE = 64 << 10  # bytes that are sent at a time
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds between attempts; doubled while none moves a byte
 PORTS = {"http": 80, "https": 443}
 EXPLAINED = 500  # bytes of an answer that say why a server refuses
@@ -216,8 +217,8 @@ class HttpTransfer:
         remedy = (
             "let the coordinator's operator name an authority that this device trusts"
             if isinstance(error, ssl.SSLCertVerificationError)
-            else "check that the server runs (http.listen), that this device reaches the address "
-            "(http.url), and the firewall"
+            else "check that the server (http.listen) or the store (http.store) runs, that this "
+            "device reaches the address (http.url), and the firewall"
         )
         return f"{self.what}: cannot reach {place}: {reason}; trying again: {remedy}"
 
@@ -242,6 +243,24 @@ class HttpTransfer:
             with self._lock:
                 self._socket = None
             connection.close()
+
+    def _put(self, data: memoryview, headers: Mapping[str, str]) -> None:
+        """Send bytes by PUT, and check that they were taken. Raises as `_send` and `_check`."""
+        headers = {
+            "Content-Length": str(len(data)),
+            "Content-Type": "application/octet-stream",
+            **headers,
+        }
+        with self._send(Request("PUT", headers, self._read_pieces(data))) as answer:
+            self._check(answer, HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT)
+
+    def _read_pieces(self, data: memoryview) -> Iterator[memoryview]:
+        for start in range(0, len(data), PIECE):
+            piece = data[start : start + PIECE]
+            with self._going_on():
+                pass
+            self._access.transferred.add(len(piece))
+            yield piece
 
     def _connect(self) -> HTTPConnection:
         parts = self._parts

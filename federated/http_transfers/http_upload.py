@@ -1,23 +1,27 @@
 """Upload a blob over HTTP(S) to a place for which its address is the permission, from where an
-earlier attempt stopped.
+earlier attempt stopped. The coordinator's server takes the whole blob at one address:
 
 HEAD ADDRESS                            answers with Upload-Offset: number of bytes that arrived
 PUT ADDRESS, Content-Range: bytes A-B/N  appends the bytes A to B; A must be that number
+
+A store of objects takes each part at an address of its own:
+
+PUT ADDRESS                             stores the part
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from federated.errors import Refused
-from federated.http_transfers.http_client import HttpAccess, HttpTransfer, Request
+from federated.http_transfers.http_client import HttpAccess, HttpTransfer, Request, parse_url
 
-__all__ = ["OFFSET", "HttpUpload"]
+__all__ = ["OFFSET", "HttpUpload", "PartUpload"]
 
 OFFSET = "Upload-Offset"  # header, as in the IETF's draft on resumable uploads
-PIECE = 64 << 10  # bytes that are sent at a time
 
 
 class HttpUpload(HttpTransfer):
@@ -25,7 +29,7 @@ class HttpUpload(HttpTransfer):
 
     def __init__(self, access: HttpAccess, url: str, data: memoryview, name: str) -> None:
         super().__init__(access, url, f"upload of {name}")
-        self._data, self._sent = data, 0
+        self._data = data
 
     def _attempt(self) -> None:
         size = len(self._data)
@@ -37,21 +41,25 @@ class HttpUpload(HttpTransfer):
                     f"{self.what}: expected {OFFSET} from 0 to {size}, found {text[:80]!r}"
                 )
             self.moved = int(text)
-        if self.moved == size:
-            return
-        self._sent = self.moved
-        headers = {
-            "Content-Length": str(size - self.moved),
-            "Content-Range": f"bytes {self.moved}-{size - 1}/{size}",
-            "Content-Type": "application/octet-stream",
-        }
-        with self._send(Request("PUT", headers, self._read_pieces())) as answer:
-            self._check(answer, HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT)
+        if self.moved < size:
+            self._put(
+                self._data[self.moved :],
+                {"Content-Range": f"bytes {self.moved}-{size - 1}/{size}"},
+            )
         self.moved = size
 
-    def _read_pieces(self) -> Iterator[memoryview]:
-        while piece := self._data[self._sent : self._sent + PIECE]:
-            with self._going_on():
-                self._sent += len(piece)
-            self._access.transferred.add(len(piece))
-            yield piece
+
+class PartUpload(HttpTransfer):
+    """The upload of parts, one after the other, each to its own address."""
+
+    def __init__(self, access: HttpAccess, parts: Mapping[str, memoryview], name: str) -> None:
+        """parts: by address. Raises Refused for an address that this device must not use."""
+        super().__init__(access, next(iter(parts)), f"upload of {name}")
+        self._left = deque((parse_url(url, access), part) for url, part in parts.items())
+
+    def _attempt(self) -> None:
+        while self._left:
+            self._parts, part = self._left[0]
+            self._put(part, {})
+            self._left.popleft()
+            self.moved += len(part)

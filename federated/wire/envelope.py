@@ -145,7 +145,9 @@ def encode(message: Message, epoch: int = 0) -> bytes:
 
 def _get_version(message: Message) -> int:
     """Return the lowest version of the protocol that reads a message as it is meant."""
-    return ADDRESSES if isinstance(message, Manifest | Grant) and message.url else OLDEST
+    named = isinstance(message, Manifest | Grant) and message.url
+    parts = isinstance(message, Grant) and message.parts
+    return ADDRESSES if named or parts else OLDEST
 
 
 def _compute_crc(kind: str, epoch: int, body: bytes | msgspec.Raw) -> int:

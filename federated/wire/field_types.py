@@ -37,7 +37,8 @@ VersionName = Annotated[str, Meta(pattern=topics.VERSION)]
 VersionOrNone = Annotated[str, Meta(pattern=rf"^\Z|{topics.VERSION}")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-Url = Annotated[str, Meta(max_length=2048)]
+# that of a store contains a signature and a session's token
+Url = Annotated[str, Meta(max_length=4096)]
 Word = Annotated[str, Meta(max_length=128)]
 Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]  # excludes infinity and NaN

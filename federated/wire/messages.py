@@ -46,6 +46,7 @@ __all__ = [
     "Manifest",
     "Message",
     "Offer",
+    "Part",
     "Receipt",
     "Refusal",
     "Run",
@@ -55,6 +56,7 @@ __all__ = [
 JOINING = "joining"  # `about` of a Refusal that rejects an agent
 MIN_CHUNK = 1 << 10
 MAX_CHUNK = 64 << 20
+MAX_PARTS = 16  # of one grant, whose addresses may be long
 NAMES = 1 << 15  # bytes of a profile's texts and labels, whose lengths are limited
 Celsius: TypeAlias = Annotated[float, Meta(ge=-274, le=1000)]
 NUMBER = 16  # bytes of a number and of the length of its name: at most 9 and 3
@@ -105,6 +107,20 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of a transfer that the sender uploads with a request of its own.
+
+    start: its first byte.
+    size: bytes.
+    url: address for the PUT, which permits this size for a limited time.
+    """
+
+    start: Natural
+    size: Annotated[int, Meta(ge=1, lt=1 << 62)]
+    url: Url
+
+
+@dataclass(frozen=True)
 class Grant:
     """The answer to an offer, and acknowledgement of chunks.
 
@@ -113,13 +129,15 @@ class Grant:
         i // 8. Empty: no chunk if `open`, otherwise unknown.
     open: whether the sender may send now; if not, it waits for the next grant.
     url: address to which the sender uploads the bytes by PUT, instead of chunks; empty: it sends
-        chunks.
+        chunks, unless there are `parts`.
+    parts: next parts that the sender uploads, instead of chunks, before it repeats its offer.
     """
 
     transfer: Transfer
     have: bytes
     open: bool
     url: Url = ""
+    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)] = ()
 
 
 @dataclass(frozen=True)

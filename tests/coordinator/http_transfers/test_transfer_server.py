@@ -79,7 +79,7 @@ def send(url: str, data: bytes = DATA) -> HttpTransfer:
 
 def test_weights_are_downloaded_from_where_a_download_stopped(site: Site, tmp_path: Path) -> None:
     (part := tmp_path / "part").write_bytes(DATA[:400_000])
-    url = site.urls.name_weights(DIGEST, len(DATA))
+    url = site.urls.find_weights(DIGEST)
     assert end(HttpDownload(HttpAccess(), url, part, DIGEST, len(DATA))).complete
     assert part.read_bytes() == DATA
     status, headers, body = site.ask("GET", url, Range="bytes=1048570-")
@@ -107,7 +107,7 @@ def test_only_what_is_transferred_is_counted(site: Site, tmp_path: Path) -> None
     assert end(HttpUpload(access, url, memoryview(DATA), "w1")).complete
     assert access.transferred.total == size - 400_000
     (part := tmp_path / "part").write_bytes(DATA[:700_000])
-    url = site.urls.name_weights(DIGEST, size)
+    url = site.urls.find_weights(DIGEST)
     assert end(HttpDownload(access, url, part, DIGEST, size)).complete
     assert access.transferred.total == 2 * size - 1_100_000
 
@@ -163,7 +163,7 @@ def test_a_connection_ends_and_a_download_goes_on_over_another_one(
         larger = DATA * 32  # more than the buffers of a connection
         digest = hashlib.sha256(larger).hexdigest()
         (tmp_path / f"{digest}.weights").write_bytes(larger)
-        url = site.urls.name_weights(digest, len(larger))
+        url = site.urls.find_weights(digest)
         part = tmp_path / "part"
         with connect(site, "GET", url) as link, link.makefile("rb") as answer:
             head = answer.readline()

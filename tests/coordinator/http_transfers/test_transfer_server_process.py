@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from coordinator.http_transfers.configured_transfers import open_transfers
 from coordinator.http_transfers.transfer_server_process import serve_transfers
 from coordinator.settings.config import load
 from federated.errors import ConfigError, UsageError
@@ -24,7 +25,7 @@ def refuse(settings: Mapping[str, Any], folder: Path) -> str:
     config = load(None, {}, list(settings.items()))
     with (
         pytest.raises((ConfigError, UsageError)) as caught,
-        serve_transfers(config, folder / "spool", print),
+        open_transfers(config, folder / "spool", print),
     ):
         pass
     return str(caught.value)
@@ -35,7 +36,7 @@ def refuse(settings: Mapping[str, Any], folder: Path) -> str:
     [
         ({"http.listen": "0.0.0.0:0"}, "would transfer without TLS: name http.certificate"),
         ({"http.listen": "0.0.0.0:0", "http.url": "http://h"}, "would transfer without TLS"),
-        ({"http.url": "https://h"}, "expected http.listen, too"),
+        ({"http.url": "https://h"}, "expected http.listen or http.store, too"),
         ({"http.listen": "8602x"}, "http.listen: expected HOST:PORT"),
         ({"http.listen": "127.0.0.1:0", "http.url": "ftp://h"}, "http.url: expected http"),
         ({"http.listen": "127.0.0.1:0", "http.url": "https://u@h"}, "http.url: expected http"),
@@ -69,7 +70,6 @@ def test_the_process_is_started_again_with_the_same_addresses(tmp_path: Path) ->
             return 0
 
     with serve_transfers(config, tmp_path, lines.append) as urls:
-        assert urls is not None
         url = urls.name_update(part.relative_to(tmp_path), 100)  # type: ignore[arg-type]
         assert eventually(lambda: ask(url)) == 204
         (child,) = find_children()

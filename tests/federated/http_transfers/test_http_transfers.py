@@ -169,7 +169,7 @@ def test_a_server_that_is_gone_is_named_with_a_remedy_until_it_is_back(
             end(made)
     assert made.complete
     assert f"cannot reach http://127.0.0.1:{port}: connection refused; trying again" in caplog.text
-    assert "check that the server runs (http.listen)" in caplog.text
+    assert "check that the server (http.listen) or the store (http.store) runs" in caplog.text
     assert len(caplog.records) == 1, "once for each transfer"
 
 

@@ -34,7 +34,7 @@ ALL: dict[str, m.Message] = {
     "chunk": m.Chunk("t", 0, 3, 3000, 7, b"\x00\xff"),
     "failure": m.Failure("r", 1, 2, "train", SUBMODEL.name, "out of memory"),
     "goodbye": m.Goodbye("the run is over"),
-    "grant": m.Grant("t", b"\x05", True),
+    "grant": m.Grant("t", b"\x05", True, "", (m.Part(0, 1024, "https://host/0"),)),
     "heartbeat": m.Heartbeat(
         "a", "s", "train", 3, 0.5, "train", 4, 10, m.Condition(48.5, False, "mains")
     ),

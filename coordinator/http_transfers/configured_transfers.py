@@ -1,0 +1,40 @@
+"""Open the transfers over HTTP that a run's configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coordinator.http_transfers.store_transfers import use_store
+from coordinator.http_transfers.transfer_server_process import serve_transfers
+from coordinator.http_transfers.transfer_urls import Transfers
+from coordinator.settings.config import Config
+from federated.errors import ConfigError
+from federated.runtime.console import Say
+
+__all__ = ["open_transfers"]
+
+
+@contextmanager
+def open_transfers(config: Config, spool: Path, say: Say) -> Iterator[Transfers | None]:
+    """Serve transfers inside the context, or let them go through a store; None if the
+    configuration asks for neither. spool: of the run. Raises UsageError, ConfigError, StoreError,
+    MissingExtra.
+    """
+    wanted = config.http
+    if config.phones.listen and (wanted.listen or wanted.store):
+        raise ConfigError(
+            "http.listen, http.store: phones transfer over their own page: run without "
+            "phones.listen, or without these"
+        )
+    if wanted.store:
+        with use_store(wanted, config.name, spool, say) as stored:
+            yield stored
+    elif wanted.listen:
+        with serve_transfers(config, spool, say) as urls:
+            yield urls
+    elif wanted.url:
+        raise ConfigError("http.url: expected http.listen or http.store, too")
+    else:
+        yield None

@@ -1,0 +1,179 @@
+"""Let a run's weights and updates travel through a bucket of an S3-compatible store.
+
+PREFIX/RUN/weights/...    see `stored_weights`
+PREFIX/RUN/updates/...    see `stored_updates`
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from coordinator.http_transfers.object_store import Bucket, ObjectStore, StoreFailure
+from coordinator.http_transfers.stored_updates import StoredUpdates
+from coordinator.http_transfers.stored_weights import StoredWeights
+from coordinator.http_transfers.transfer_urls import find_origin
+from coordinator.settings.service_tables import Http
+from coordinator.store.control_requests import Stopped
+from federated.errors import ConfigError, WireError
+from federated.http_transfers.http_client import HttpAccess
+from federated.http_transfers.http_upload import PartUpload
+from federated.runtime.console import Say
+from federated.runtime.listen_address import check_public_url, is_loopback
+from federated.wire.messages import Grant, Manifest
+
+__all__ = ["StoreTransfers", "parse_bucket", "use_store"]
+
+log = logging.getLogger(__name__)
+
+EXAMPLE = "s3://BUCKET or s3://BUCKET/PREFIX"
+CHECK = "check"  # key of an object that exists while the store is checked
+CHECKED = b"check"
+CHECK_EXPIRY = 60
+
+
+class StoreTransfers:
+    """The transfers of a run through a store (`Transfers`)."""
+
+    def __init__(self, store: ObjectStore, spool: Path, above: int, expiry: int) -> None:
+        """See `StoredWeights` and `StoredUpdates`."""
+        self.above, self._store = above, store
+        self.origin = find_origin(store.sign_get(CHECK, CHECK_EXPIRY))
+        self._weights = StoredWeights(store, spool, expiry)
+        self._updates = StoredUpdates(store, spool, expiry)
+
+    def find_weights(self, sha256: str) -> str:
+        try:
+            return self._weights.find(sha256)
+        except StoreFailure as error:  # such as credentials that cannot be renewed now
+            log.warning("cannot sign the address of weights: %s", error)
+            return ""
+
+    def withdraw(self, sha256: str) -> None:
+        self._weights.withdraw(sha256)
+
+    def grant(self, place: PurePosixPath, manifest: Manifest) -> Grant:
+        try:
+            return self._updates.grant(place, manifest)
+        except StoreFailure as error:
+            log.warning("cannot sign the address of an update: %s", error)
+            return Grant(manifest.transfer, b"", False)
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._weights.close()
+        self._updates.close()
+
+
+@contextmanager
+def use_store(config: Http, run: str, spool: Path, say: Say) -> Iterator[StoreTransfers]:
+    """Transfer through the configured store inside the context. When the run ends or is stopped,
+    remove its objects: another coordinator may still need them after an error. Raises ConfigError
+    if the store cannot be used.
+    """
+    bucket = parse_bucket(config, run)
+    check_exposure(config)
+    try:
+        store = ObjectStore(bucket)
+        check_store(store, signed=not bucket.public)
+    except (
+        StoreFailure,
+        ValueError,
+    ) as error:  # botocore refuses a malformed address by the latter
+        raise ConfigError(f"http.store = '{config.store}': {error}") from error
+    spool.mkdir(parents=True, exist_ok=True)
+    made = StoreTransfers(store, spool, config.above, config.expiry)
+    more = f" of more than {config.above} bytes" if config.above else ""
+    say(f"agents transfer weights and updates{more} through {bucket.shown}")
+    try:
+        yield made
+    except (Stopped, KeyboardInterrupt):
+        made.close()
+        clear(store)
+        raise
+    finally:
+        made.close()
+    clear(store)
+
+
+def parse_bucket(config: Http, run: str) -> Bucket:
+    """Return where the objects of a run are kept. Raises ConfigError."""
+    found = re.fullmatch(
+        r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([\w!.*'()/-]*))?", config.store
+    )
+    if found is None:
+        raise ConfigError(f"http.store: expected {EXAMPLE}, found '{config.store}'")
+    for setting, url in (("http.endpoint", config.endpoint), ("http.url", config.url)):
+        if url:
+            check_public_url(url, setting)
+    folders = [one for one in (found[2] or "").split("/") if one]
+    prefix = "/".join([*folders, run, ""])
+    return Bucket(found[1], prefix, config.endpoint, config.region, config.url)
+
+
+def check_exposure(config: Http) -> None:
+    """Raise ConfigError for a combination that has no meaning, or for a store that others could
+    read along.
+    """
+    for name in ("listen", "certificate", "key"):
+        if getattr(config, name):
+            raise ConfigError(f"http.store: run without http.{name}, which is for a server")
+    for setting, url in (("http.endpoint", config.endpoint), ("http.url", config.url)):
+        if url.startswith("http://") and not is_local(url):
+            raise ConfigError(
+                f"{setting} = '{url}': devices would transfer without TLS: name an address with "
+                "https://"
+            )
+
+
+def is_local(url: str) -> bool:
+    host = re.sub(r"^http://(\[[^]]*\]|[^:/]*).*$", r"\1", url).strip("[]")
+    try:
+        return is_loopback(host)
+    except OSError:  # unknown here
+        return False
+
+
+def check_store(store: ObjectStore, *, signed: bool) -> None:
+    """Try everything that a run does. signed: also upload as an agent does. Raises StoreFailure."""
+    store.list("")
+    if signed:
+        check_signatures(store)
+    else:
+        store.sign_put(CHECK, len(CHECKED), CHECK_EXPIRY)
+    store.delete([CHECK])
+
+
+def check_signatures(store: ObjectStore) -> None:
+    """Check that the store takes what a signed address permits. Raises StoreFailure."""
+    access = HttpAccess(os.environ.get("AWS_CA_BUNDLE"))
+    url = store.sign_put(CHECK, len(CHECKED), CHECK_EXPIRY)
+    try:
+        PartUpload(access, {url: memoryview(CHECKED)}, "a check").transfer_once()
+    except (OSError, WireError) as error:
+        raise StoreFailure(
+            f"{store.bucket.shown}: an upload at a signed address fails: {error}"
+        ) from error
+    if (found := b"".join(store.read(CHECK))) != CHECKED:
+        raise StoreFailure(f"{store.bucket.shown}: expected what was stored, found {found[:20]!r}")
+    try:
+        PartUpload(access, {url: memoryview(CHECKED * 2)}, "a check").transfer_once()
+    except (OSError, WireError):
+        return
+    log.warning(
+        "%s does not check the sizes of uploads: until the coordinator removes what is too large, "
+        "a device can fill it",
+        store.bucket.shown,
+    )
+
+
+def clear(store: ObjectStore) -> None:
+    """Remove all objects of the run."""
+    try:
+        store.delete(store.list(""))
+    except StoreFailure as error:
+        log.warning("objects of the run remain: %s", error)
