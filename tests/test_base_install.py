@@ -31,6 +31,7 @@ ARGUMENTS = {
     "enroll": ["pi"],
     "doctor": ["--broker", "mqtt://127.0.0.1:1"],
     "export": ["run", "--out", "release"],
+    "grant": ["pi", "--run", "run"],
     "group": ["garden"],
     "pin": ["pi", "1.0"],
     "release": ["run", "--broker", "127.0.0.1:1"],

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from coordinator.access.certificate_authority import Authority
+from coordinator.access.run_rights import list_exclusions
 from coordinator.broker.local_broker import ACL_FILE
 from coordinator.broker.mosquitto_config import COORDINATOR, format_acl
 from federated.errors import ConfigError, explain_os_errors
@@ -29,7 +30,9 @@ def write_broker_files(authority: Authority, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = target.stat()
         content = {name: (authority.folder / name).read_bytes() for name in COPIED}
-        content[ACL_FILE] = format_acl(COORDINATOR, authority.registry.list_barred()).encode()
+        barred = authority.registry.list_barred()
+        excluded = list_exclusions(authority.registry)
+        content[ACL_FILE] = format_acl(COORDINATOR, barred, excluded).encode()
         for name, data in content.items():
             part = target / f".{name}.part"
             part.unlink(missing_ok=True)

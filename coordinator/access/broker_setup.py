@@ -1,9 +1,9 @@
 """Set up the broker of a run: use the configured one, or start one that ends with the run.
 
-With --tls a thread checks every second what `coordinator enroll` and `coordinator revoke` changed
-in the authority's folder, and updates the broker: a revoked agent loses its rights at once and its
-connections are closed. Every hour it renews the certificates that expire soon. A broker that this
-process started is restarted when it crashes.
+With --tls a thread checks every second what `coordinator enroll`, `coordinator grant` and
+`coordinator revoke` changed in the authority's folder, and updates the broker: a revoked agent
+loses its rights at once and its connections are closed. Every hour it renews the certificates that
+expire soon. A broker that this process started is restarted when it crashes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from coordinator.access.configured_authority import find_default_folder, open_authority
 from coordinator.access.enrolment_server_process import EnrolmentProcess
+from coordinator.access.run_rights import add_run, list_excluded
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import check_exposure
 from coordinator.broker.mosquitto_config import COORDINATOR, limit_packets
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from coordinator.access.certificate_authority import Authority
 
 __all__ = [
+    "EXCLUDED",
+    "REVOKED",
+    "SUSPENDED",
     "AuthorityWatcher",
     "BrokerAccess",
     "add_certificate",
@@ -43,6 +47,9 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+REVOKED = "its certificate was revoked"
+SUSPENDED = "it flooded the coordinator"
+EXCLUDED = "it has no right to this run"
 SUSPENSION = 600.0  # seconds
 NAMED = 10  # agents that a message names
 RENEWAL_CHECK = 3600.0  # seconds between checks for certificates that expire soon
@@ -52,6 +59,11 @@ HAND_OVER = (
     "--for-broker DIR)"
 )
 
+NEW_RIGHTS = (
+    "the rights of devices changed, and the broker is external: install its new access control "
+    "list (coordinator authority --for-broker DIR); the coordinator applies the rights already"
+)
+
 
 @dataclass
 class BrokerAccess:
@@ -59,6 +71,7 @@ class BrokerAccess:
 
     address: of the broker, with the coordinator's credentials.
     barred: agents whose certificates were all revoked; their messages must be ignored.
+    excluded: agents that may not take part in the run (coordinator.access.run_rights).
     suspended: agents that flooded the coordinator -> end of their suspension, monotonic seconds.
     link: the coordinator's link; agents that fill it are suspended.
     by_name_only: whether the broker sends no retained message to a subscription with a wildcard.
@@ -66,6 +79,7 @@ class BrokerAccess:
 
     address: str
     barred: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
     suspended: dict[str, float] = field(default_factory=dict)
     link: Link | None = None
     by_name_only: bool = False
@@ -73,6 +87,12 @@ class BrokerAccess:
     def suspend(self, name: str) -> None:
         """Take an agent's rights away for SUSPENSION seconds, if the broker was started here."""
         self.suspended[name] = time.monotonic() + SUSPENSION
+
+    def list_shut_out(self) -> dict[str, frozenset[str]]:
+        """Return the agents that may not take part in the run at present, by reason."""
+        suspended = self.list_suspended() - self.barred
+        excluded = self.excluded - self.barred - suspended
+        return {REVOKED: self.barred, SUSPENDED: suspended, EXCLUDED: excluded}
 
     def list_suspended(self) -> frozenset[str]:
         """Return the agents that have no rights at present.
@@ -89,11 +109,26 @@ class BrokerAccess:
         return names
 
 
+class Applied(NamedTuple):
+    """What a broker has.
+
+    barred: clients without any rights.
+    excluded: clients that may not take part in the run.
+    revoked: serial number and name of each revoked certificate.
+    stamp: when the files that the broker reads were last written.
+    """
+
+    barred: frozenset[str]
+    excluded: frozenset[str]
+    revoked: frozenset[tuple[str, str]]
+    stamp: tuple[int, ...]
+
+
 class AuthorityWatcher:
     """Applies changes in an authority's folder to the broker.
 
-    broker: the broker that this process started; None for an external one. clock: Unix time, which
-    advances while the machine is suspended.
+    broker: the broker that this process started; None for an external one. run: in which devices
+    take part. clock: Unix time, which advances while the machine is suspended.
     """
 
     def __init__(
@@ -102,17 +137,21 @@ class AuthorityWatcher:
         access: BrokerAccess,
         broker: brokers.Broker | None,
         clock: Callable[[], float] = time.time,
+        run: str = "",
     ) -> None:
         self._authority, self._access, self._broker, self._clock = authority, access, broker, clock
+        self._run = run
         self._checked = clock()
         if broker is None and authority.renewed:
             log.warning("%s", HAND_OVER)
         registry = authority.registry
-        access.barred = registry.list_barred()
+        access.barred, access.excluded = registry.list_barred(), list_excluded(registry, run)
         # what the broker has
-        self._applied = access.barred, registry.list_revocations(), self._read_file_times()
-        if broker is not None and access.barred:
-            broker.reload(access.barred)
+        self._applied = Applied(
+            access.barred, access.excluded, registry.list_revocations(), self._read_file_times()
+        )
+        if broker is not None and (access.barred or access.excluded):
+            self._reload(broker, self._applied)
 
     def poll(self) -> None:
         """Restart a crashed broker, load new files, and disconnect newly suspended agents and all
@@ -120,16 +159,16 @@ class AuthorityWatcher:
 
         What fails is tried again at the next poll. Raises EspalierError, OSError.
         """
-        stamp, revoked = self._read_file_times(), self._authority.registry.list_revocations()
-        barred = self._authority.registry.list_barred()
+        stamp, registry = self._read_file_times(), self._authority.registry
+        revoked, barred = registry.list_revocations(), registry.list_barred()
         self._access.barred = barred  # the coordinator ignores an agent before the broker does
+        self._access.excluded = excluded = list_excluded(registry, self._run)
         # an external broker has its own files, which this process cannot change for ten minutes
         names = barred | (self._access.list_suspended() if self._broker else frozenset())
         if self._broker is not None:
             self._broker.restart_if_dead()
-        if (current := (names, revoked, stamp)) != self._applied:
-            known, before, _ = self._applied
-            self._apply(names, (names - known) | {name for _, name in revoked - before})
+        if (current := Applied(names, excluded, revoked, stamp)) != self._applied:
+            self._apply(current, self._applied)
             self._applied = current
         # abs: the system clock may be set back
         if abs((now := self._clock()) - self._checked) > RENEWAL_CHECK:
@@ -137,9 +176,13 @@ class AuthorityWatcher:
             self._authority.renew_own(datetime.fromtimestamp(now, UTC))
             self._checked = now
 
-    def _apply(self, names: frozenset[str], new: frozenset[str]) -> None:
+    def _reload(self, broker: brokers.Broker, state: Applied) -> None:
+        broker.reload(state.barred, {name: [self._run] for name in state.excluded})
+
+    def _apply(self, state: Applied, before: Applied) -> None:
+        new = (state.barred - before.barred) | {name for _, name in state.revoked - before.revoked}
         if self._broker is not None:
-            self._broker.reload(names)
+            self._reload(self._broker, state)
             if new:
                 shown = ", ".join(sorted(new)[:NAMED])
                 more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
@@ -151,6 +194,8 @@ class AuthorityWatcher:
                 "(coordinator authority --for-broker DIR)",
                 ", ".join(sorted(new)),
             )
+        elif state.excluded != before.excluded:
+            log.warning("%s", NEW_RIGHTS)
         else:
             log.warning("%s", HAND_OVER)
 
@@ -200,7 +245,8 @@ def open_broker_access(
     """Use the configured broker, or start one for the lifetime of the context. With `tls`, also
     open the authority and serve enrolment.
 
-    chunk: `wire.chunk`, for the largest packet that the started broker accepts.
+    folder: of the run, called as it. chunk: `wire.chunk`, for the largest packet that the started
+    broker accepts.
     """
     most = limit_packets(chunk)
     if wanted.tls:
@@ -261,7 +307,8 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say, most: int) -> Iterato
         stack.callback(Poller("enrolment", enrolment.restart_if_dead).close)
         authority.registry.set_fact("enrolment", str(enrolment.port))
         authority.registry.set_fact("listen", wanted.listen)
-        watcher = AuthorityWatcher(authority, access, broker)
+        add_run(authority.registry, folder.name)
+        watcher = AuthorityWatcher(authority, access, broker, run=folder.name)
         stack.callback(Poller("broker access", watcher.poll).close)
         what = (
             f"started {broker.name} at {broker.address}"

@@ -50,6 +50,7 @@ from coordinator.access.certificate_files import (
 )
 from coordinator.access.certificate_registry import REGISTRY, Certificate, Registry
 from coordinator.access.enrolment_list import Device
+from coordinator.access.run_rights import limit_to_runs
 from coordinator.audit_log import Actor
 from coordinator.broker.mosquitto_config import COORDINATOR, TlsFiles
 from federated.errors import ConfigError, Refused, StoreError, explain_os_errors
@@ -212,7 +213,12 @@ class Authority:
                 self.registry.add_token(token.secret, one.name, now + one.valid)
                 if one.groups:
                     self.registry.set_groups(one.name, one.groups)
+                if one.runs:
+                    limit_to_runs(self.registry, one.name, one.runs)
             self.registry.record(by, "enroll", [one.name for one in devices])
+            for run in sorted({run for one in devices for run in one.runs}):
+                names = [one.name for one in devices if run in one.runs]
+                self.registry.record(by, f"grant run {run}", names)
             for group in sorted({group for one in devices for group in one.groups}):
                 names = [one.name for one in devices if group in one.groups]
                 self.registry.record(by, f"add to {group}", names)

@@ -1,5 +1,5 @@
-"""Record the one-time tokens, the issued certificates and the groups of devices of the certificate
-authority in a SQLite file.
+"""Record the one-time tokens and the issued certificates of the certificate authority, and the
+groups and rights of devices, in a SQLite file.
 
 It stores only hashes of the tokens, so the file contains no secret. Several processes may use it at
 once: a command that enrols a device, and the coordinator that signs its certificate.
@@ -34,6 +34,8 @@ create table if not exists certificates (serial text primary key, name text not 
                                          ends real not null, revoked real, pem text not null);
 create table if not exists facts (name text primary key, value text not null);
 create table if not exists members (name text, team text, primary key (name, team));
+create table if not exists rights (kind text, name text, run text, primary key (kind, name, run));
+create table if not exists runs (name text primary key);
 create index if not exists tokens_of_name on tokens (name);
 create index if not exists certificates_of_name on certificates (name);
 """
@@ -193,7 +195,7 @@ class Registry:
         """Return the agents whose certificates are all revoked."""
         return frozenset(
             row[0]
-            for row in self._read(
+            for row in self.read(
                 "select name from certificates group by name having max(revoked is null) = 0"
             )
         )
@@ -201,23 +203,28 @@ class Registry:
     def list_revocations(self) -> frozenset[tuple[str, str]]:
         """Return the serial number and the name of each certificate that was revoked."""
         return frozenset(
-            self._read("select serial, name from certificates where revoked is not null")
+            self.read("select serial, name from certificates where revoked is not null")
         )
 
     def _select(self, where: str, *values: object) -> list[Certificate]:
         return [
             Certificate(*row)
-            for row in self._read(f"select {COLUMNS} from certificates where {where}", *values)  # noqa: S608
+            for row in self.read(f"select {COLUMNS} from certificates where {where}", *values)  # noqa: S608
         ]
 
-    def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+    def read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
         with explain_os_errors(StoreError, str(self.path), sqlite3.Error):
             return self._base.execute(query, values).fetchall()
 
     def list_names(self) -> frozenset[str]:
         """Return the devices that have or had a certificate, or have an unused token."""
         query = "select name from certificates union select name from tokens where serial = ''"
-        return frozenset(row[0] for row in self._read(query))
+        return frozenset(row[0] for row in self.read(query))
+
+    def change(self, statement: str, *values: object) -> None:
+        """Execute a statement; within `transaction`."""
+        self._base.execute(statement, values)
 
     # ---- audit log -------------------------------------------------------------------------------
 
@@ -235,7 +242,7 @@ class Registry:
     def list_groups(self) -> dict[str, tuple[str, ...]]:
         """Return the groups of each device that is in any."""
         found: dict[str, tuple[str, ...]] = {}
-        for name, group in self._read("select name, team from members order by name, team"):
+        for name, group in self.read("select name, team from members order by name, team"):
             found[name] = (*found.get(name, ()), group)
         return found
 
@@ -249,7 +256,7 @@ class Registry:
         )
 
     def get_fact(self, name: str) -> str:
-        rows = self._read("select value from facts where name = ?", name)
+        rows = self.read("select value from facts where name = ?", name)
         return str(rows[0][0]) if rows else ""
 
 

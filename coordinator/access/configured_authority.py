@@ -1,5 +1,5 @@
 """Open the certificate authority of a run's configuration (the folder `broker.pki`, or the default
-one), let devices enrol, change their groups, and revoke certificates.
+one), let devices enrol, change their groups and rights, and revoke certificates.
 
 This module imports the package `cryptography` only when it opens an authority, so that commands
 which do not need it start fast.
@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from coordinator.access.enrolment_list import Device, parse_groups, write_tokens
+from coordinator.access.certificate_registry import REGISTRY, Registry
+from coordinator.access.enrolment_list import Device, parse_groups, parse_runs, write_tokens
+from coordinator.access.run_rights import EVERY_RUN, Subject, list_excluded, list_limits, set_right
 from coordinator.audit_log import Actor
 from coordinator.broker.local_addresses import find_own_address
 from coordinator.settings.service_tables import Broker
-from federated.errors import StoreError, Unknown, require_extra
+from federated.errors import StoreError, Unknown, UsageError, require_extra
 from federated.wire.enrolment_token import PORT, Token
 
 if TYPE_CHECKING:
@@ -26,11 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "change_group",
+    "change_rights",
     "enrol_devices",
     "find_default_folder",
     "find_enrolment_address",
     "find_members",
     "open_authority",
+    "read_excluded",
+    "read_limits",
     "revoke_agents",
 ]
 
@@ -125,6 +130,69 @@ def change_group(
                 registry.set_groups(name, kept if remove else kept | {group})
             what = f"remove from {group}" if remove else f"add to {group}"
             registry.record(by, what, names)
+
+
+def change_rights(
+    wanted: Broker,
+    subjects: Sequence[Subject],
+    run: str,
+    *,
+    withdraw: bool = False,
+    by: Actor | None = None,
+) -> dict[Subject, tuple[str, ...] | None]:
+    """Grant devices and groups a run, or withdraw it. Return the runs of each, None without a
+    limit. Raises as `open_authority`, Unknown for a device that was never enrolled or a group
+    without a member, and UsageError to withdraw a run from what has no limit.
+
+    run: EVERY_RUN to remove the limit. by: who asks; None: the user of this process.
+    """
+    parse_runs([run] if run != EVERY_RUN else [])
+    with closing(open_authority(wanted, create=False)) as authority:
+        registry = authority.registry
+        check_subjects(registry, subjects)
+        with registry.transaction():
+            limits = list_limits(registry)
+            for one in subjects:
+                if withdraw and one not in limits:
+                    raise UsageError(
+                        f"{one} may take part in every run: grant it the runs that it keeps first "
+                        "(coordinator grant)"
+                    )
+                set_right(registry, one, run, withdraw=withdraw)
+            what = "withdraw" if withdraw else "grant"
+            named = "every run" if run == EVERY_RUN else f"run {run}"
+            registry.record(by, f"{what} {named}", [str(one) for one in subjects])
+            limits = list_limits(registry)
+    return {one: limits.get(one) for one in subjects}
+
+
+def check_subjects(registry: Registry, subjects: Iterable[Subject]) -> None:
+    """Raise Unknown for a device that was never enrolled, or a group without a member."""
+    agents = registry.list_names()
+    groups = frozenset(group for of in registry.list_groups().values() for group in of)
+    for one in subjects:
+        if one.name not in (known := agents if one.kind == "agent" else groups):
+            raise Unknown(one.kind, one.name, known)
+
+
+def read_limits(wanted: Broker) -> dict[Subject, tuple[str, ...]]:
+    """Return the runs of all devices and groups that have a limit of their own. Raises as
+    `open_authority`.
+    """
+    with closing(open_authority(wanted, create=False)) as authority:
+        return list_limits(authority.registry)
+
+
+def read_excluded(settings: Mapping[str, Any], run: str) -> list[str]:
+    """Return the devices that may not take part in a run with these settings; none if the run has
+    no authority. Raises StoreError.
+    """
+    broker, phones = settings.get("broker") or {}, settings.get("phones") or {}
+    path = Path(broker.get("pki") or find_default_folder()) / REGISTRY
+    if not (broker.get("tls") or phones.get("listen")) or not path.is_file():
+        return []
+    with closing(Registry(path)) as registry:
+        return sorted(list_excluded(registry, run))
 
 
 def revoke_agents(

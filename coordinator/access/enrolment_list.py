@@ -1,8 +1,8 @@
 """Read a list of devices to enrol from a CSV file, and write their tokens to a file.
 
-name,groups,valid
-pi-1,eu canary,7d
-pi-2,eu,
+name,groups,runs,valid
+pi-1,eu canary,kitchen,7d
+pi-2,eu,,
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from federated.system.disk_sync import sync
 from federated.wire import topics
 from federated.wire.enrolment_token import Token
 
-__all__ = ["Device", "parse_groups", "parse_seconds", "read_devices", "write_tokens"]
+__all__ = ["Device", "parse_groups", "parse_runs", "parse_seconds", "read_devices", "write_tokens"]
 
-COLUMNS = ("name", "groups", "valid")
+COLUMNS = ("name", "groups", "runs", "valid")
 LONGEST = 90  # days of a token: as many as a certificate of an agent is valid
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -38,12 +38,14 @@ class Device:
     name: of its agent.
     valid: lifetime of its token, seconds.
     groups: to put it into; empty: it keeps those that it has.
+    runs: the only ones in which it may take part; empty: its rights stay as they are.
     source: file, line and column of its name, for errors; empty if no file lists it.
     """
 
     name: str
     valid: float
     groups: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
     source: str = ""
 
 
@@ -68,6 +70,13 @@ def parse_groups(names: Iterable[str]) -> tuple[str, ...]:
                 "group: expected 1 to 64 letters, digits, '_', '.' or '-', and not 'all', found "
                 f"'{name[:80]}'"
             )
+    return tuple(found)
+
+
+def parse_runs(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of runs without duplicates, sorted. Raises UsageError."""
+    for name in (found := sorted(set(names))):
+        topics.run(name)  # checks the name
     return tuple(found)
 
 
@@ -99,9 +108,11 @@ def read_devices(file: Path, valid: float) -> list[Device]:
             topics.command("any", name)  # checks the name
         with name_place(f"{place} groups"):
             groups = parse_groups(row.get("groups", "").split())
+        with name_place(f"{place} runs"):
+            runs = parse_runs(row.get("runs", "").split())
         with name_place(f"{place} valid"):
             seconds = parse_seconds(row["valid"]) if row.get("valid") else valid
-        devices.append(Device(name, seconds, groups, f"{place} name"))
+        devices.append(Device(name, seconds, groups, runs, f"{place} name"))
     if not devices:
         raise ConfigError(f"{file}: expected a line for each device, found only the columns' names")
     return devices
@@ -124,7 +135,8 @@ def read_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
         if "name" not in columns or set(columns) - {*COLUMNS} or len(set(columns)) < len(columns):
             raise ConfigError(
                 f"{file}, line 1: expected the column name, and optionally "
-                f"{' and '.join(COLUMNS[1:])}, found {', '.join(columns)[:200] or 'nothing'}"
+                f"{', '.join(COLUMNS[1:-1])} and {COLUMNS[-1]}, found "
+                f"{', '.join(columns)[:200] or 'nothing'}"
             )
         for row in reader:
             if row and len(row) != len(columns):

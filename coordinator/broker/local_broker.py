@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -107,15 +107,19 @@ class Broker:
         """The process id of the shell whose child is the broker."""
         return self._process.pid
 
-    def reload(self, barred: Iterable[str] = ()) -> None:
+    def reload(
+        self,
+        barred: Iterable[str] = (),
+        excluded: Mapping[str, Iterable[str]] = mosquitto.NOBODY,
+    ) -> None:
         """Make mosquitto reload its certificates, its revocation list and its access control list.
 
         barred: clients without any rights. They stay connected until `disconnect`, but can do
             nothing.
+        excluded: client -> runs in which it may not take part.
         """
-        atomic_files.write(
-            self.log.parent / ACL_FILE, mosquitto.format_acl(COORDINATOR, barred).encode()
-        )
+        acl = mosquitto.format_acl(COORDINATOR, barred, excluded)
+        atomic_files.write(self.log.parent / ACL_FILE, acl.encode())
         # Not through a trap of the shell: a shell that starts with SIGHUP ignored, as under nohup,
         # cannot set one.
         with contextlib.suppress(ProcessLookupError):

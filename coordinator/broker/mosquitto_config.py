@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,7 @@ QUEUE = 20_000
 QUEUE_BYTES = 1 << 30
 CONNECTIONS = 10_000
 KEEPALIVE = 600  # seconds: the broker tells clients that request a longer keepalive to use this
+NOBODY: Mapping[str, Iterable[str]] = {}
 HEAD = """\
 # Rights of agents. An agent is identified by its authenticated name (%u): the name in its
 # certificate, or its user name. The client id (%c) proves nothing, because clients choose it
@@ -118,10 +119,18 @@ def configure_tls(files: TlsFiles) -> list[str]:
     ]
 
 
-def format_acl(coordinator: str, barred: Iterable[str] = ()) -> str:
+def format_acl(
+    coordinator: str,
+    barred: Iterable[str] = (),
+    excluded: Mapping[str, Iterable[str]] = NOBODY,
+) -> str:
     """Return the access control list. coordinator: its user, or the name in its certificate.
-    barred: names without any rights.
+    barred: names without any rights. excluded: name -> runs in which it may not take part.
     """
+    denied = {
+        name: [pattern for run in runs for pattern in topics.excluded_patterns(run, name)]
+        for name, runs in excluded.items()
+    } | {name: ["#"] for name in barred}
     lines: Sequence[str] = [
         HEAD,
         *(f"pattern {access} {pattern}" for access, pattern in topics.agent_rights()),
@@ -131,6 +140,10 @@ def format_acl(coordinator: str, barred: Iterable[str] = ()) -> str:
         "topic read $SYS/#",
         f"topic write {topics.dynamic_security()}",
         f"topic read {topics.dynamic_security_answer()}",
-        *(line for name in sorted(barred) for line in ("", f"user {name}", "topic deny #")),
+        *(
+            line
+            for name, patterns in sorted(denied.items())
+            for line in ("", f"user {name}", *(f"topic deny {pattern}" for pattern in patterns))
+        ),
     ]
     return "\n".join(lines) + "\n"

@@ -25,8 +25,8 @@ __all__ = ["enroll"]
     "source",
     type=FILE,
     metavar="FILE",
-    help="CSV file of devices to enrol, with the column name, and optionally groups (separated by "
-    "spaces) and valid",
+    help="CSV file of devices to enrol, with the column name, and optionally groups and runs "
+    "(separated by spaces) and valid",
 )
 @click.option(
     "--out",
@@ -41,6 +41,14 @@ __all__ = ["enroll"]
     multiple=True,
     metavar="GROUP",
     help="group to put the device into; may be repeated",
+)
+@click.option(
+    "--run",
+    "runs",
+    multiple=True,
+    metavar="RUN",
+    help="the only run in which the device may take part; may be repeated  [default: every run, or "
+    "those of its groups]",
 )
 @click.option(
     "--host",
@@ -82,6 +90,7 @@ def enroll(name: str | None, source: Path | None, pki: str, form: str, **options
         from coordinator.access.enrolment_list import (
             Device,
             parse_groups,
+            parse_runs,
             parse_seconds,
             read_devices,
         )
@@ -91,15 +100,16 @@ def enroll(name: str | None, source: Path | None, pki: str, form: str, **options
 
         if (name is None) == (source is None) or (source is None) != (options["out"] is None):
             raise UsageError("expected either NAME, or --from FILE and --out FILE")
-        if source is not None and options["groups"]:
-            raise UsageError("--group: write the groups into the column groups of --from")
+        for flag, column in (("group", "groups"), ("run", "runs")):
+            if source is not None and options[column]:
+                raise UsageError(f"--{flag}: write the {column} into the column {column} of --from")
         if source is not None and options["phone"]:
             raise UsageError(
                 "--phone: expected NAME instead of --from, since each phone scans its own"
             )
         seconds, groups = parse_seconds(options["valid"]), parse_groups(options["groups"])
         devices = (
-            [Device(name or "", seconds, groups)]
+            [Device(name or "", seconds, groups, parse_runs(options["runs"]))]
             if source is None
             else read_devices(source, seconds)
         )

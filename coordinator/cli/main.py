@@ -50,6 +50,10 @@ COMMANDS = {
         "coordinator.cli.export:export",
         "Export the submodels of RUN as ONNX, with a model card.",
     ),
+    "grant": LazyCommand(
+        "coordinator.cli.grant:grant",
+        "Let devices take part in a run, or show their rights.",
+    ),
     "group": LazyCommand(
         "coordinator.cli.group:group",
         "Put devices into GROUP, or list its devices.",

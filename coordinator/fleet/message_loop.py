@@ -12,7 +12,7 @@ from pathlib import Path
 
 from immutables import Map
 
-from coordinator.access.broker_setup import BrokerAccess
+from coordinator.access.broker_setup import EXCLUDED, REVOKED, SUSPENDED, BrokerAccess
 from coordinator.assign.eligibility import Eligibility
 from coordinator.fleet.coordinator_takeover import Leadership
 from coordinator.fleet.flood_guard import FloodGuard
@@ -58,8 +58,6 @@ ANNOUNCEMENT_PATIENCE = 10.0
 # message: a broker that stops publishes the wills of all clients, and keeps them for its next
 # start. Longer than the longest pause between two attempts of an agent (10 s).
 RECONNECTION = 12.0
-REVOKED = "its certificate was revoked"
-SUSPENDED = "it flooded the coordinator"
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class MessageLoop:
         self._control: Control | None = None
         self._broker_access = BrokerAccess("", link=link)
         self._eligibility: Eligibility | None = None
-        self._barred = dict.fromkeys((REVOKED, SUSPENDED), frozenset[str]())
+        self._barred = dict.fromkeys((REVOKED, SUSPENDED, EXCLUDED), frozenset[str]())
         self._ticked = self._filled = -math.inf
         self._guard, self._connected = FloodGuard(), True
         self._leadership = Leadership(self.endpoint, clock)
@@ -258,13 +256,13 @@ class MessageLoop:
             self._broker_access.suspend(agent)
 
     def _bar_agents(self) -> None:
-        """Shut out agents that were revoked or suspended, so that no round waits for them."""
-        revoked = self._broker_access.barred
-        suspended = self._broker_access.list_suspended() - revoked
-        for reason, agents in ((REVOKED, revoked), (SUSPENDED, suspended)):
+        """Shut out agents that are revoked, suspended or excluded; no round waits for them."""
+        for reason, agents in self._broker_access.list_shut_out().items():
             if agents != self._barred[reason]:
                 self.driver.handle(on.AgentsBarred(self.clock(), agents, reason))
                 if not self.driver.stalled:
+                    for name in agents - self._barred[reason] if reason == EXCLUDED else ():
+                        self._turn_away(name, self.clock())
                     self._barred[reason] = agents
 
     def _end_departures(self, now: float) -> None:
@@ -275,7 +273,7 @@ class MessageLoop:
                 self.driver.handle(on.AgentLeft(now, name, session, "went away"))
 
     def _is_barred(self, name: str) -> bool:
-        return any(name in agents for agents in self._barred.values())
+        return any(name in self._barred[reason] for reason in (REVOKED, SUSPENDED))
 
     def _may_tick(self, now: float, delivery: Delivery | None) -> bool:
         """Return True if a tick is due and everything that had arrived by then is handled.
@@ -315,6 +313,9 @@ class MessageLoop:
         if not self._is_admitted(where, name, size, now):
             self._count_dropped(name, size)
             return
+        if name in self._barred[EXCLUDED]:
+            self._turn_away(name, now)
+            return
         message = envelope.decode(delivery.payload)
         check_place(message, where)
         match message:
@@ -352,6 +353,10 @@ class MessageLoop:
             case _:
                 raise Refused(f"agents do not send {type(message).__name__}")
         self.publish(FleetChanged(name))
+
+    def _turn_away(self, name: str, now: float) -> None:
+        if self._guard.admit_refusal(name, now):
+            self.endpoint.refuse_run(name)
 
     def _change_link(self, change: Delivery) -> None:
         """Stop the clock during an outage of the broker, which must not make agents late."""
@@ -418,12 +423,8 @@ class MessageLoop:
         first = self._requested.setdefault(name, now)
         if now - first >= ANNOUNCEMENT_PATIENCE:
             self._requested[name] = now
-            self.endpoint.tell(
-                name,
-                messages.Refusal(
-                    "it has not arrived: send it again", topics.profile(self.run.run, name)
-                ),
-            )
+            reason = "it has not arrived: send it again"
+            self.endpoint.tell(name, messages.Refusal(reason, topics.profile(self.run.run, name)))
 
     def _check_eligibility(self, name: str, profile: Profile) -> on.ProfileCame:
         rules = self._eligibility

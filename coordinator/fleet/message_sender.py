@@ -68,6 +68,15 @@ class Endpoint:
         self.publish(self.card)
         self.slots.republish()
 
+    def refuse_run(self, agent: str) -> None:
+        """Tell an agent that it has no right to the run."""
+        run = self.card.run
+        reason = (
+            f"this device has no right to the run '{run}'; its operator gives it with coordinator "
+            f"grant {agent} --run {run}"
+        )
+        self.tell(agent, messages.Refusal(reason, messages.JOINING))
+
     def tell(self, agent: str, message: messages.Message) -> None:
         """Send a message to one agent."""
         self.link.publish(topics.command(self.card.run, agent), self._encode(message))

@@ -17,7 +17,7 @@ import anyio
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from coordinator.phones import mqtt_packets as packets
-from coordinator.phones.phone_enrolment import Phone, PhoneEnrolment
+from coordinator.phones.phone_enrolment import NO_RIGHT, Phone, PhoneEnrolment
 from federated.errors import EspalierError, LinkError, Malformed, Refused
 from federated.runtime.web_server import IDENTIFY
 from federated.wire import tls
@@ -70,12 +70,19 @@ class Pipes:
 
     limit: bytes of the largest message.
     revoked: serial numbers of revoked certificates; pipes of their phones end within `WATCH`.
+    excluded: names of phones without the right to the run; their pipes end, too.
     """
 
     def __init__(self, enrolment: PhoneEnrolment, upstream: Upstream) -> None:
         self._enrolment, self._upstream = enrolment, upstream
         self._checking = anyio.CapacityLimiter(CHECKING)
-        self.limit, self.revoked = upstream.limit, enrolment.list_revoked()
+        self.limit = upstream.limit
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read which phones may not be served. Raises StoreError."""
+        self.revoked = self._enrolment.list_revoked()
+        self.excluded = self._enrolment.list_excluded()
 
     async def serve(self, socket: WebSocket) -> None:
         """Serve an accepted WebSocket until it or the connection to the broker ends."""
@@ -182,9 +189,10 @@ class Pipes:
         raise End(TRY_AGAIN, "the broker closed the connection")
 
     async def _watch(self, phone: Phone) -> None:
-        while phone.serial not in self.revoked:
+        while phone.serial not in self.revoked and phone.name not in self.excluded:
             await anyio.sleep(WATCH)
-        raise End(POLICY, "this phone was revoked")
+        revoked = phone.serial in self.revoked
+        raise End(POLICY, "this phone was revoked" if revoked else NO_RIGHT)
 
 
 class Up:

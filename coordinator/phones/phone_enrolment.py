@@ -21,13 +21,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.access.certificate_authority import Authority
 from coordinator.access.certificate_files import Pair, is_fresh, read_pair, write_pair
+from coordinator.access.run_rights import list_excluded
 from federated.certificate_request import sign_request
 from federated.errors import Refused, StoreError, explain_os_errors
 from federated.system.file_names import make_file_name
 from federated.wire import topics
 from federated.wire.enrolment_token import parse_token
 
-__all__ = ["NONCE", "Phone", "PhoneEnrolment"]
+__all__ = ["NONCE", "NO_RIGHT", "Phone", "PhoneEnrolment"]
 
 FOLDER = "phones"
 NONCE = 32  # bytes
@@ -35,6 +36,10 @@ NONCE = 32  # bytes
 REPEATABLE = timedelta(hours=1)
 # of the group of the curve P-256 (FIPS 186-5, SP 800-186)
 ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+NO_RIGHT = (
+    "this phone has no right to this run; ask the operator of the coordinator for it (coordinator "
+    "grant NAME --run RUN)"
+)
 AGAIN = "ask the operator of the coordinator for a new code (coordinator enroll NAME --phone)"
 
 
@@ -57,8 +62,11 @@ class PhoneEnrolment:
     StoreError if a file cannot be read or written.
     """
 
-    def __init__(self, authority: Authority) -> None:
-        """Create the folder of the phones' keys. Raises StoreError."""
+    def __init__(self, authority: Authority, run: str) -> None:
+        """Create the folder of the phones' keys. run: in which they take part. Raises
+        StoreError.
+        """
+        self._run = run
         self._authority, self._folder = authority, authority.folder / FOLDER
         with explain_os_errors(StoreError, f"cannot create the folder {self._folder}"):
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -96,6 +104,8 @@ class PhoneEnrolment:
         known = self._authority.registry.find(f"{pair.certificate.serial_number:x}")
         if known is None or known.revoked is not None:
             raise Refused("this phone was revoked; " + AGAIN)
+        if name in self.list_excluded():
+            raise Refused(NO_RIGHT)
         if not is_fresh(path, now):
             shown = pair.certificate.public_bytes(serialization.Encoding.DER)
             # the same key, so that the password stays valid
@@ -107,6 +117,10 @@ class PhoneEnrolment:
     def list_revoked(self) -> frozenset[str]:
         """Return the serial numbers of revoked certificates."""
         return frozenset(serial for serial, _ in self._authority.registry.list_revocations())
+
+    def list_excluded(self) -> frozenset[str]:
+        """Return the names that may not take part in the run."""
+        return list_excluded(self._authority.registry, self._run)
 
     def _make_key(self, secret: bytes, nonce: bytes) -> ec.EllipticCurvePrivateKey:
         """Return a key that only this authority can compute, always the same for a token and nonce

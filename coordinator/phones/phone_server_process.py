@@ -137,7 +137,7 @@ def main(descriptor: int, folder: str, run: str, limit: str, *more: str) -> None
     certificates, certificate, key = more
     broker = parse_mqtt_address(os.environ.pop(BROKER))
     with closing(open_authority(Broker(pki=folder), create=False)) as authority:
-        enrolment = PhoneEnrolment(authority)
+        enrolment = PhoneEnrolment(authority, run)
         pipes = Pipes(enrolment, Upstream(broker, bool(certificates), int(limit)))
         site = PhoneSite(find_files(), run)
         served = ServedCertificate(certificate, key, SETTINGS)
@@ -147,7 +147,7 @@ def main(descriptor: int, folder: str, run: str, limit: str, *more: str) -> None
                 if not server.alive:
                     sys.exit("the server stopped")
                 try:
-                    pipes.revoked = enrolment.list_revoked()
+                    pipes.refresh()
                 except EspalierError as error:  # the next look may succeed
                     log.warning("cannot look for revoked phones: %s", error)
                 try:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from coordinator.access.configured_authority import read_excluded
 from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decision_record import Decision
 from coordinator.observe.round_records import Entry
@@ -25,6 +26,7 @@ from federated.wire.release_messages import UNTRAINED
 
 __all__ = ["describe_agents", "render_agents"]
 
+NAMED = 20  # devices that a line names
 COLUMNS = (
     "agent",
     "device",
@@ -65,6 +67,7 @@ def describe_agents(name: str | None, runs: Path) -> dict[str, Any]:
             "rounds_done": done,
             "round": max((row["round"] for row in rows), default=done),
             "agents": rows,
+            "excluded": read_excluded(records.read_facts().config, records.folder.name),
             "untrained": count_run(records).untrained if done else [],
         }
 
@@ -144,7 +147,7 @@ def render_agents(made: dict[str, Any]) -> str:
     if made["round"] > made["rounds_done"]:
         head += f", in round {made['round']}"
     if not made["agents"]:
-        return f"{head}; no agent has been asked yet"
+        return "\n".join([f"{head}; no agent has been asked yet", *render_excluded(made)])
     table = make_table(*COLUMNS)
     for agent in made["agents"]:
         table.add_row(agent["agent"], *render_cells(agent))
@@ -154,7 +157,18 @@ def render_agents(made: dict[str, Any]) -> str:
         lines.append(f"{UNTRAINED} so far: {', '.join(made['untrained'])}")
     if versions := count_versions(made["agents"]):
         lines.append(make_safe(f"software: {versions}"))
-    return "\n".join(lines)
+    return "\n".join([*lines, *render_excluded(made)])
+
+
+def render_excluded(made: dict[str, Any]) -> list[str]:
+    """Return a line about the devices that may not take part in the run, if there are any."""
+    if not (names := made["excluded"]):
+        return []
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return [
+        f"no right to this run: {', '.join(names[:NAMED])}{more}; give it with: coordinator grant "
+        f"NAME --run {made['run']}"
+    ]
 
 
 def count_versions(agents: list[dict[str, Any]]) -> str:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from federated.errors import UsageError
 
@@ -53,6 +53,7 @@ __all__ = [
     "dynamic_security",
     "dynamic_security_answer",
     "everyone",
+    "excluded_patterns",
     "find_sender",
     "graph",
     "heartbeat",
@@ -278,6 +279,13 @@ def agent_rights() -> tuple[tuple[Literal["read", "write"], str], ...]:
     )
 
 
+def excluded_patterns(run: str, agent: str) -> tuple[str, ...]:
+    """Return what an agent may not use in a run that excludes it; it may still announce itself."""
+    own = f"agent/{_name('agent', agent, AGENT)}"
+    patterns = "model/#", "release/#", "infer/#", f"cmd/{ALL}", f"{own}/release", f"{own}/up/#"
+    return tuple(f"{ROOT}/{_name('run', run)}/{pattern}" for pattern in patterns)
+
+
 def permits(agent: str, access: Literal["read", "write"], topic: str) -> bool:
     """Return True if an agent may publish on a topic, or subscribe to it or to such a pattern."""
     own = [pattern.replace("%u", agent) for kind, pattern in agent_rights() if kind == access]
@@ -370,14 +378,7 @@ def matches(pattern: str, topic: str) -> bool:
     return len(want) == len(have)
 
 
-_KINDS: dict[str, Kind] = {
-    "status": "status",
-    "profile": "profile",
-    "hb": "hb",
-    "say": "say",
-    "probe": "probe",
-    "release": "release",
-}
+_KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
 
 
 def _agent(run: str, agent: str, what: str) -> str:
@@ -421,9 +422,7 @@ def _read(level: str) -> str:
 
 
 def _index(level: str) -> int:
-    """Return a chunk's index, or -1 if it is not in plain decimal form: `+1`, `01` and digits of
-    other scripts are rejected.
-    """
+    """Return a chunk's index, or -1 if it is not plain decimal, as `+1`, `01` or other scripts."""
     return int(level) if re.match(r"^(0|[1-9][0-9]{0,9})\Z", level) else -1
 
 

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.access.broker_setup import (
+    REVOKED,
     AuthorityWatcher,
     BrokerAccess,
     add_certificate,
@@ -33,7 +34,7 @@ from coordinator.broker import local_broker as brokers
 from coordinator.broker.client_disconnection import find_plugin
 from coordinator.broker.mosquitto_config import find_mosquitto
 from coordinator.cli.main import main
-from coordinator.fleet.message_loop import REVOKED, MessageLoop
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.settings.service_tables import Broker
 from edge_agent.access import enrolment
 from edge_agent.access.broker_credentials import renew_if_due, resolve_broker
@@ -194,7 +195,7 @@ def test_a_failed_poll_is_repeated(tmp_path: Path) -> None:
     class Full:
         def restart_if_dead(self) -> None: ...
 
-        def reload(self, names: frozenset[str]) -> None:
+        def reload(self, names: frozenset[str], excluded: dict[str, list[str]]) -> None:
             reloaded.append(names)
             if len(reloaded) == 1:
                 raise OSError(errno.ENOSPC, "no space")
@@ -421,7 +422,7 @@ def test_a_suspended_agent_loses_its_rights_for_a_while(
     class Recorder:
         def restart_if_dead(self) -> None: ...
 
-        def reload(self, names: frozenset[str]) -> None:
+        def reload(self, names: frozenset[str], excluded: dict[str, list[str]]) -> None:
             calls.append(("reload", names))
 
         def disconnect(self, names: frozenset[str]) -> None:

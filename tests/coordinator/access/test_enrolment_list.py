@@ -71,7 +71,7 @@ def test_a_file_named_json_holds_json(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("", "line 1: expected the column name, .* found nothing"),
-        ("name,site\na,b\n", "line 1: .*optionally groups and valid, found name, site"),
+        ("name,site\na,b\n", "line 1: .*optionally groups, runs and valid, found name, site"),
         ("name\n", "a line for each device, found only"),
         ("name\na\nall\n", "line 3, column name: .*expected .*found 'all'"),
         ("name\na\n\nb/c\n", "line 4, column name: .*found 'b/c'"),

@@ -45,6 +45,7 @@ def ask(
         ("POST", "/enrol", b"[" * 10_000, 400),
         ("POST", "/enrol", b'{"secret": "zz", "request": ""}', 400),
         ("POST", "/enrol", b'{"secret": "' + b"00" * 16 + b'", "request": ""}', 403),
+        ("POST", "/claim", b'{"secret": "' + b"00" * 16 + b'", "request": ""}', 403),
         ("POST", "/enrol", b"x" * (LARGEST + 1), 413),
         ("POST", "/renew", b'{"request": ""}', 401),
     ],

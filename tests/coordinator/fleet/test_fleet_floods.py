@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.access.broker_setup import BrokerAccess
+from coordinator.access.broker_setup import SUSPENDED, BrokerAccess
 from coordinator.fleet import round_event_loop
 from coordinator.fleet.flood_guard import (
     BEATS_AT_ONCE,
@@ -18,7 +18,7 @@ from coordinator.fleet.flood_guard import (
     REFUSALS_AT_ONCE,
     SIZE,
 )
-from coordinator.fleet.message_loop import SUSPENDED, Intake, MessageLoop
+from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.observe.events import Event, Rejected
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal

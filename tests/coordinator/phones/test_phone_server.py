@@ -114,7 +114,7 @@ def opened(folder: Path, authority: Authority, broker: str, *, tls: bool) -> Ite
     (files / "index.html").write_text("<!doctype html>a phone")
     (files / "assets" / "run-1a2b.wasm.br").write_bytes(b"brotli")
     (files / "assets" / "run-1a2b.wasm.gz").write_bytes(b"gzip")
-    enrolment = PhoneEnrolment(authority)
+    enrolment = PhoneEnrolment(authority, "r")
     pipes = Pipes(enrolment, Upstream(parse_mqtt_address(broker), tls, LIMIT))
     with contextlib.closing(
         PhoneServer(PhoneSite(files, "r"), enrolment, pipes, listen("127.0.0.1", 0))
@@ -422,7 +422,7 @@ def test_a_revoked_phone_is_disconnected_and_refused(door: Door) -> None:
     with door.open("ann", password) as link:
         assert link.recv(30) == ACCEPTED
         assert door.authority.revoke("ann") == 1
-        door.pipes.revoked = door.enrolment.list_revoked()
+        door.pipes.refresh()
         code, why = read_end(link)
         assert (code, "revoked" in why) == (1008, True)
     with door.open("ann", password) as link:
