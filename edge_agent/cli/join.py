@@ -104,7 +104,14 @@ UNENROLLED = (
     metavar="CONDITIONS",
     default="",
     help="conditions for training, separated by commas: charging, idle, unmetered, temperature<70, "
-    "22:00-06:00 (local time), traffic<2GB (of this device's agents in a calendar month)",
+    "22:00-06:00 (local time), traffic<2GB and energy<500kJ (of this device's agents in a calendar "
+    "month)",
+)
+@click.option(
+    "--watts",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="WATTS",
+    help="power of this device while it trains  [default: measured, if it has a sensor]",
 )
 @click.option("--fresh", is_flag=True, help="ignore cached measurements of this device")
 @DEVICE

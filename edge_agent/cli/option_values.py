@@ -14,7 +14,7 @@ from edge_agent.join.training_process_control import Job
 from federated.defaults import DATASET, PARTITION, SEED
 from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import UsageError
-from federated.task import LABELS
+from federated.task import LABELS, MOST_WATTS
 
 __all__ = [
     "check_agent_name",
@@ -50,7 +50,9 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
         from federated.device.attacks.known_attacks import parse_attack  # loads numpy
 
         parse_attack(attack)  # raises before the broker is reached
-    memory = options["limit_memory"]
+    memory, watts = options["limit_memory"], options.get("watts") or 0.0
+    if not watts <= MOST_WATTS:
+        raise UsageError(f"--watts: expected at most {MOST_WATTS:g}, found {watts:g}")
     return Job(
         name=reserve_name(derive_name()) if name is None else check_agent_name(name),
         data=options["data"] or DATASET,
@@ -66,6 +68,7 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
         labels=check_labels(options["labels"]),
         trainer=options.get("trainer", DEFAULT),
         attack=attack,
+        watts=watts,
     )
 
 

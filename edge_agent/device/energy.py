@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from edge_agent.device.sysfs import ROOT, list_entries, read_number, read_text
 
-__all__ = ["Meter", "read_counters", "read_watts"]
+__all__ = ["Meter", "TrainingEnergy", "read_counters", "read_watts"]
 
 EVERY = 0.1  # seconds between two readings of a power sensor
 # a Jetson's rails that feed the whole board; the other rails are parts of them
@@ -98,6 +99,66 @@ class Meter:
             if (value := read_watts(self._root)) is not None:
                 self._seen.append(value)
             self._stop.wait(EVERY)
+
+
+class TrainingEnergy:
+    """The joules that this machine used while the agent trained, with its idle power.
+
+    known: False if no sensor is readable and no power was stated.
+    """
+
+    def __init__(
+        self,
+        watts: float = 0.0,
+        *,
+        gpu: bool = False,
+        root: Path = ROOT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """watts: power while it trains, as the owner states it; 0: sensors measure it. gpu: whether
+        it trains on a GPU, which counters of processors do not cover.
+        """
+        self._watts, self._root, self._clock = watts, root, clock
+        self._with_counters = not gpu
+        self._joules, self._training, self._read = 0.0, False, clock()
+        self._counters = self._read_counters()
+        self.known = bool(watts or self._counters) or read_watts(root) is not None
+
+    def update(self, *, training: bool) -> None:
+        """Add what was used since the last call, if the agent trained then. training: now."""
+        now = self._clock()
+        both = training and self._training
+        if not (training or self._training) or (both and now - self._read < EVERY):
+            return
+        seconds, before = now - self._read, self._counters
+        self._read, self._counters = now, self._read_counters()
+        if self._training:
+            self._add(seconds, before)
+        self._training = training
+
+    def count(self) -> int:
+        """Return the joules so far. Raises OSError if the sensors cannot be read any more."""
+        if not self.known:
+            raise OSError("no power sensor is readable")
+        return int(self._joules)
+
+    def _add(self, seconds: float, before: dict[str, tuple[float, float]]) -> None:
+        now = self._counters
+        if self._watts:
+            self._joules += self._watts * seconds
+        elif used := [
+            _subtract_counter(start, now[name][0], end)
+            for name, (start, end) in before.items()
+            if name in now
+        ]:
+            self._joules += sum(used) / 1e6
+        else:
+            power = read_watts(self._root)
+            self.known = power is not None
+            self._joules += (power or 0.0) * seconds
+
+    def _read_counters(self) -> dict[str, tuple[float, float]]:
+        return read_counters(self._root) if self._with_counters and not self._watts else {}
 
 
 def _subtract_counter(before: float, now: float, end: float) -> float:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from federated.errors import StoreError
 
-__all__ = ["IN_HOME", "SPOOL", "TRAFFIC", "find_folder", "locate_state"]
+__all__ = ["ENERGY", "IN_HOME", "SPOOL", "TRAFFIC", "find_folder", "locate_state"]
 
 IN_HOME = ".local/state/espalier"
 SPOOL = "spool"  # folder of weights and updates
 TRAFFIC = "traffic.json"  # file of the bytes sent and received in each month
+ENERGY = "energy.json"  # file of the joules of training in each month
 
 
 def locate_state() -> Path:

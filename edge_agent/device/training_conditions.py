@@ -1,17 +1,17 @@
 """Check the owner's conditions for training, such as `22:00-06:00,charging,unmetered` or
-`idle,temperature<70,traffic<2GB`. Does not import torch.
+`idle,temperature<70,traffic<2GB,energy<500kJ`. Does not import torch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, time
 from pathlib import Path
 
 from edge_agent.device.board import is_metered, read_power
 from edge_agent.device.heat_and_load import BUSY, Load, read_heat
-from edge_agent.device.monthly_traffic import MonthlyTraffic
+from edge_agent.device.monthly_use import MonthlyUse
 from edge_agent.device.process_limits import parse_size
 from edge_agent.device.sysfs import ROOT, Run, run_command
 from federated.errors import ConfigError, UsageError
@@ -22,6 +22,7 @@ __all__ = ["Conditions"]
 CONDITIONS = (
     "HH:MM-HH:MM",
     "charging",
+    "energy<JOULES",
     "idle",
     "temperature<DEGREES",
     "traffic<SIZE",
@@ -30,6 +31,7 @@ CONDITIONS = (
 WARMEST = 120.0  # highest accepted bound in degrees
 # degrees below the bound at which a hot device resumes, so that it does not switch on and off
 COOLER = 3.0
+NONE: Mapping[str, MonthlyUse] = {}
 
 Condition = Callable[[], str | None]
 """Return why the device must not train now: "" if it may, None if unknown."""
@@ -50,10 +52,12 @@ class Conditions:
         run: Run = run_command,
         load: Callable[[], Load] = Load,
         clock: Callable[[], datetime] = datetime.now,
-        traffic: MonthlyTraffic | None = None,
+        uses: Mapping[str, MonthlyUse] = NONE,
     ) -> None:
-        """clock: local time. traffic: of this device; None: unknown."""
-        self._root, self._run, self._clock, self._traffic = root, run, clock, traffic
+        """clock: local time. uses: `traffic` (bytes) and `energy` (joules) of this month, as far as
+        this device can count them.
+        """
+        self._root, self._run, self._clock, self._uses = root, run, clock, uses
         self._load = load()
         self._hot = False
         self._unmet = ("", "")  # name of the unmet condition, and why it is unmet
@@ -97,7 +101,10 @@ class Conditions:
             return word, lambda: self._within(begin, end)
         if size := re.fullmatch(r"traffic\s*<\s*(.+)", word):
             most = parse_size(size[1], f"--when {word}")
-            return word, lambda: self._has_traffic_left(most)
+            return word, lambda: self._has_left("traffic", most, human_bytes(most))
+        if energy := re.fullmatch(r"energy\s*<\s*(.+)", word):
+            joules = parse_joules(energy[1], word)
+            return word, lambda: self._has_left("energy", joules, energy[1])
         bound = re.fullmatch(r"temperature\s*<\s*(\d{1,3}(?:\.\d+)?)", word)
         if bound is None or not 0 < float(bound[1]) <= WARMEST:
             raise UsageError(
@@ -112,14 +119,14 @@ class Conditions:
         inside = begin <= now < end if begin < end else now >= begin or now < end
         return "" if inside else f"not between {begin:%H:%M} and {end:%H:%M}"
 
-    def _has_traffic_left(self, most: int) -> str | None:
-        if self._traffic is None:
+    def _has_left(self, kind: str, most: int, shown: str) -> str | None:
+        if kind not in self._uses:
             return None
         try:
-            used = self._traffic.read()
+            used = self._uses[kind].read()
         except OSError:
             return None
-        return f"used {human_bytes(most)} of traffic this month" if used >= most else ""
+        return f"used {shown} of {kind} this month" if used >= most else ""
 
     def _charging(self) -> str | None:
         power = read_power(self._root, self._run)
@@ -152,13 +159,25 @@ def parse_time(text: str, word: str) -> time:
         raise UsageError(f"--when {word}: expected times from 00:00 to 23:59") from error
 
 
+def parse_joules(text: str, word: str) -> int:
+    """Return the joules of `500kJ` or `0.2kWh`. Raises UsageError that names the condition."""
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*(k?J|MJ|k?Wh)", text)
+    joules = int(float(found[1]) * JOULES[found[2]]) if found else 0
+    if not joules:
+        raise UsageError(f"--when {word}: expected energy such as 500kJ, 2MJ or 0.2kWh")
+    return joules
+
+
 def describe_reading(name: str) -> str:
     """Return what a condition needs to know, in words."""
     return READINGS.get(name.split("<")[0].strip(), "the time")
 
 
+JOULES = {"J": 1, "kJ": 1000, "MJ": 10**6, "Wh": 3600, "kWh": 3_600_000}
 READINGS = {
     "charging": "the power source",
+    "energy": "the energy of training (no power sensor of the board is readable: state its power "
+    "while it trains with --watts)",
     "idle": "the load of the processors",
     "temperature": "the temperature",
     "traffic": "the traffic of this month (its file cannot be written)",

@@ -22,8 +22,9 @@ from pathlib import Path
 from edge_agent.access.http_access import describe_http_access
 from edge_agent.device import state_folder
 from edge_agent.device.background_reading import BackgroundReading
+from edge_agent.device.energy import TrainingEnergy
 from edge_agent.device.measurement_drift import Watch
-from edge_agent.device.monthly_traffic import MonthlyTraffic
+from edge_agent.device.monthly_use import MonthlyUse
 from edge_agent.device.process_limits import count_cpus, find_memory_limit
 from edge_agent.device.start_record import remove_start, write_start
 from edge_agent.device.training_conditions import Conditions
@@ -56,6 +57,11 @@ __all__ = ["JoinRequest", "find_run", "join", "say_nothing", "take_part"]
 log = logging.getLogger(__name__)
 
 LINK_LOST = "lost the connection to the broker; trying to reconnect"
+# condition -> file of its count, and the amount (bytes, joules) that is written at once
+COUNTED = {
+    "traffic": (state_folder.TRAFFIC, 1 << 20),
+    "energy": (state_folder.ENERGY, 1000),
+}
 SETTLE = 0.5  # seconds to wait for other runs after the first one is found
 TURN = 0.05  # seconds to wait for a message, or for the end of a training, before what is due
 
@@ -173,8 +179,11 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
     """Take part in a run once. Return the trainer, too. Raises EspalierError."""
     job, session = request.job, secrets.token_hex(8)
     with ExitStack() as stack:
-        traffic = open_traffic(request.when, stack)
-        conditions = BackgroundReading(Conditions(request.when, traffic=traffic))
+        energy = (
+            TrainingEnergy(job.watts, gpu=job.device != "cpu") if "energy" in request.when else None
+        )
+        uses = open_uses(request.when, energy, stack)
+        conditions = BackgroundReading(Conditions(request.when, uses=uses))
         # before the worker, which must not inherit its environment
         manager = stack.enter_context(ServiceManager())
         # before the data, which may take long to load
@@ -193,9 +202,9 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
         spool = stack.enter_context(closing(_open_spool(request, run, base)))
         link = stack.enter_context(closing(_open_link(request, run, session)))
         http = describe_http_access(request.broker)
-        if traffic is not None:
+        if "traffic" in uses:
             links = scout, link
-            traffic.watch(
+            uses["traffic"].watch(
                 lambda: (
                     sum(one.sent_bytes + one.received_bytes for one in links)
                     + http.transferred.total
@@ -215,6 +224,8 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
         def after_turn() -> float:
             manager.ping(lambda: _describe_status(participant))
             remeasure(participant, worker, watch, say)
+            if energy is not None:
+                energy.update(training=worker.busy)
             return wait_for_training(worker, link)
 
         write_start(joined=True)
@@ -224,15 +235,18 @@ def _join_once(request: JoinRequest, stop: threading.Event, say: Say) -> tuple[J
         return end, worker.job.trainer
 
 
-def open_traffic(when: str, stack: ExitStack) -> MonthlyTraffic | None:
-    """Return the count of this month's traffic if a condition needs it. Raises StoreError if the
-    user has no folder for it.
+def open_uses(when: str, energy: TrainingEnergy | None, stack: ExitStack) -> dict[str, MonthlyUse]:
+    """Return the counts of this month that conditions need and that this device can count. Raises
+    StoreError if the user has no folder for them.
     """
-    if "traffic" not in when:
-        return None
-    traffic = MonthlyTraffic(state_folder.locate_state() / state_folder.TRAFFIC)
-    stack.callback(traffic.close)
-    return traffic
+    uses: dict[str, MonthlyUse] = {}
+    for kind, (file, worth) in COUNTED.items():
+        if kind in when and (energy is None or energy.known or kind != "energy"):
+            uses[kind] = MonthlyUse(state_folder.locate_state() / file, worth)
+            stack.callback(uses[kind].close)
+    if energy is not None and energy.known:
+        uses["energy"].watch(energy.count)
+    return uses
 
 
 def _open_link(request: JoinRequest, run: messages.Run, session: str) -> Link:

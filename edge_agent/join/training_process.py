@@ -140,7 +140,7 @@ def _measure(site: Site, message: dict[str, Any]) -> Profile:
     profile = measure_profile(
         site.job.name, run, site.data, site.job.limits, site.trainer, fresh=message["fresh"]
     )
-    return replace(profile, labels=site.job.labels)
+    return replace(profile, labels=site.job.labels, watts=site.job.watts or profile.watts)
 
 
 def _describe(site: Site, message: dict[str, Any]) -> Profile:

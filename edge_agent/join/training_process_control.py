@@ -61,6 +61,7 @@ class Job:
     labels: the owner's labels for the device.
     trainer: a name in `federated.device.trainers.catalogue`.
     attack: one of `federated.device.attacks.known_attacks`, for tests and research; empty for none.
+    watts: power of the device while it trains, as its owner states it; 0: measure it.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Job:
     method: str = ""
     codec: str = ""
     attack: str = ""
+    watts: float = 0.0
 
 
 @dataclass(frozen=True)

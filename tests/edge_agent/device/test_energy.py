@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.energy import Meter, read_counters, read_watts
+from edge_agent.device.energy import Meter, TrainingEnergy, read_counters, read_watts
 
 
 def rapl(root: Path, zone: str, used: int) -> None:
@@ -74,3 +74,58 @@ def test_sensor_power_is_integrated_over_time(tmp_path: Path) -> None:
         meter._stop.wait(0.25)
     assert meter.joules is not None
     assert meter.joules >= 4 * 0.25
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def spend(energy: TrainingEnergy, clock: Clock, seconds: float, *, training: bool) -> None:
+    """Let time pass, in which the agent trains or not."""
+    energy.update(training=training)
+    clock.now += seconds
+    energy.update(training=False)
+
+
+def test_only_the_energy_of_training_counts(tmp_path: Path) -> None:
+    clock = Clock()
+    energy = TrainingEnergy(6.0, root=tmp_path, clock=clock)
+    for training in (False, True, False, True):
+        spend(energy, clock, 10, training=training)
+    assert energy.count() == 120
+
+
+def test_counters_measure_the_energy_of_training(tmp_path: Path) -> None:
+    rapl(tmp_path, "intel-rapl:0", 9_000_000)
+    clock = Clock()
+    energy = TrainingEnergy(root=tmp_path, clock=clock)
+    energy.update(training=True)
+    rapl(tmp_path, "intel-rapl:0", 2_000_000)  # it wrapped at 10 J
+    clock.now += 1
+    energy.update(training=False)
+    rapl(tmp_path, "intel-rapl:0", 5_000_000)
+    clock.now += 1
+    energy.update(training=False)
+    assert energy.count() == 3
+
+
+def test_a_boards_sensors_measure_the_energy_of_training(tmp_path: Path) -> None:
+    ina(tmp_path, 0, name="ina3221", in1_label="VDD_IN", in1_input=5000, curr1_input=800)
+    clock = Clock()
+    energy = TrainingEnergy(root=tmp_path, clock=clock)
+    spend(energy, clock, 2.5, training=True)
+    assert energy.count() == 10
+    (tmp_path / "sys/class/hwmon/hwmon0/name").write_text("gone")
+    spend(energy, clock, 2.5, training=True)
+    with pytest.raises(OSError, match="no power sensor"):
+        energy.count()
+
+
+def test_the_energy_of_a_gpu_is_unknown_to_the_counters_of_processors(tmp_path: Path) -> None:
+    rapl(tmp_path, "intel-rapl:0", 1)
+    assert TrainingEnergy(root=tmp_path).known
+    assert not TrainingEnergy(root=tmp_path, gpu=True).known
+    assert TrainingEnergy(250.0, root=tmp_path, gpu=True).known

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.device.heat_and_load import Load
-from edge_agent.device.monthly_traffic import MonthlyTraffic
+from edge_agent.device.monthly_use import MonthlyUse
 from edge_agent.device.training_conditions import Conditions
 from federated.errors import ConfigError, UsageError
 from tests.support.boards import Board, copy_board, load_board
@@ -131,7 +131,8 @@ def test_uncheckable_condition_is_refused_at_start(text: str, board: str, what: 
 def test_unknown_condition_lists_the_known_ones(text: str) -> None:
     with pytest.raises(
         UsageError,
-        match="one of HH:MM-HH:MM, charging, idle, temperature<DEGREES, traffic<SIZE, unmetered",
+        match="one of HH:MM-HH:MM, charging, energy<JOULES, idle, temperature<DEGREES, "
+        "traffic<SIZE, unmetered",
     ):
         conditions(text, load_board("laptop-battery"))
 
@@ -155,7 +156,9 @@ def test_hours_are_named_when_a_device_waits_for_them() -> None:
     assert when() == "not between 22:00 and 06:00"
 
 
-@pytest.mark.parametrize("text", ["24:00-06:00", "22:60-06:00", "06:00-06:00", "traffic<much"])
+@pytest.mark.parametrize(
+    "text", ["24:00-06:00", "22:60-06:00", "06:00-06:00", "traffic<much", "energy<9"]
+)
 def test_impossible_hours_and_sizes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=f"--when {text}: expected"):
         Conditions(text)
@@ -163,9 +166,9 @@ def test_impossible_hours_and_sizes_are_refused(text: str) -> None:
 
 def test_a_device_whose_traffic_is_used_up_waits_for_the_next_month(tmp_path: Path) -> None:
     sent, month = 0, "2026-11"
-    traffic = MonthlyTraffic(tmp_path / "traffic.json", lambda: month)
+    traffic = MonthlyUse(tmp_path / "traffic.json", 1 << 20, lambda: month)
     traffic.watch(lambda: sent)
-    when = Conditions("traffic < 2MB", traffic=traffic)
+    when = Conditions("traffic < 2MB", uses={"traffic": traffic})
     sent = 1_999_999
     assert when() == ""
     sent = 2_500_000
@@ -177,4 +180,23 @@ def test_a_device_whose_traffic_is_used_up_waits_for_the_next_month(tmp_path: Pa
 def test_a_device_that_cannot_store_its_traffic_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot determine the traffic"):
-        Conditions("traffic<2GB", traffic=MonthlyTraffic(tmp_path / "file" / "traffic.json"))
+        Conditions("traffic<2GB", uses={"traffic": MonthlyUse(tmp_path / "file" / "t.json", 1)})
+
+
+@pytest.mark.parametrize(
+    ("text", "joules"),
+    [("500kJ", 500_000), ("90 J", 90), ("1.5MJ", 1_500_000), ("2Wh", 7200), ("0.1kWh", 360_000)],
+)
+def test_a_device_whose_energy_is_used_up_waits(tmp_path: Path, text: str, joules: int) -> None:
+    used, energy = 0, MonthlyUse(tmp_path / "energy.json", 1000)
+    energy.watch(lambda: used)
+    when = Conditions(f"energy<{text}", uses={"energy": energy})
+    used = joules - 1
+    assert when() == ""
+    used = joules
+    assert when() == f"used {text} of energy this month"
+
+
+def test_a_device_without_a_power_sensor_is_told_to_state_its_power() -> None:
+    with pytest.raises(ConfigError, match=r"energy<5kJ: cannot determine the energy .*--watts"):
+        Conditions("energy<5kJ")

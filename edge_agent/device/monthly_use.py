@@ -1,4 +1,4 @@
-"""Count the bytes that this user's agents send and receive in each calendar month, in a file that
+"""Count what this user's agents use in each calendar month, such as bytes or joules, in a file that
 outlives them. Does not import torch.
 """
 
@@ -17,18 +17,17 @@ from pathlib import Path
 from federated.runtime import atomic_files
 from federated.system.file_locks import lock_file
 
-__all__ = ["MonthlyTraffic"]
+__all__ = ["MonthlyUse"]
 
 log = logging.getLogger(__name__)
 
 KEPT = 12  # latest months in the file
-# when the file is written: not for each heartbeat, which would wear out an SD card
-WORTH = 1 << 20  # bytes
-EVERY = 60.0  # seconds
+# How often the file is written, seconds: not for each heartbeat, which would wear out an SD card.
+EVERY = 60.0
 
 
-class MonthlyTraffic:
-    """The traffic of this user's agents, of which this process adds its own.
+class MonthlyUse:
+    """What this user's agents use, of which this process adds its own part.
 
     A month is a key of the file, so that a wrong clock, such as that of a device without a battery
     before it knows the time, adds to another month and resets nothing.
@@ -37,29 +36,32 @@ class MonthlyTraffic:
     def __init__(
         self,
         path: Path,
+        worth: int,
         month: Callable[[], str] = lambda: date.today().strftime("%Y-%m"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """path: of the file. month: the present one, in local time. clock: seconds."""
-        self._path, self._month, self._clock = path, month, clock
+        """path: of the file. worth: amount that is written at once. month: the present one, local
+        time. clock: seconds.
+        """
+        self._path, self._worth, self._month, self._clock = path, worth, month, clock
         self._count: Callable[[], int] = lambda: 0
-        self._counted = 0  # bytes of this process that are in the file
-        self._written, self._known = "", 0  # month and bytes of the file when it was written last
+        self._counted = 0  # amount of this process that is in the file
+        self._written, self._known = "", 0  # month and amount of the file when it was written last
         self._due = 0.0
         self._guard = threading.Lock()
 
     def watch(self, count: Callable[[], int]) -> None:
-        """Count the traffic of this process. count: returns its bytes so far, which never
-        decrease.
+        """Count the use of this process. count: returns its amount so far, which never decreases;
+        raises OSError if it is unknown.
         """
         self._count = count
 
     def read(self) -> int:
-        """Return the bytes of this month so far. Raises OSError if the file cannot be written."""
+        """Return the amount of this month so far. Raises OSError if the file cannot be written."""
         with self._guard:
             new, now = self._count() - self._counted, self._clock()
             month = self._month()
-            if month != self._written or new >= WORTH or now >= self._due:
+            if month != self._written or new >= self._worth or now >= self._due:
                 self._known = self._add(month, new)
                 self._written, self._counted = month, self._counted + new
                 self._due, new = now + EVERY, 0
@@ -71,10 +73,10 @@ class MonthlyTraffic:
         try:
             self.read()
         except OSError as error:
-            log.error("cannot write the traffic of this month to %s: %s", self._path, error)
+            log.error("cannot write the use of this month to %s: %s", self._path, error)
 
     def _add(self, month: str, new: int) -> int:
-        """Add bytes to a month in the file, and return its sum, with that of other agents."""
+        """Add an amount to a month in the file, and return its sum, with that of other agents."""
         with self._locked():
             months = self._load()
             total = months.get(month, 0) + new
