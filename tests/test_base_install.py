@@ -28,6 +28,7 @@ READING = {"check", "devices", "log", "pause", "pin", "release", "runs", "status
 ARGUMENTS = {
     "assign": ["--profile", "pi.json"],
     "check": ["run"],
+    "claim": ["batch", "--from", "names.csv"],
     "enroll": ["pi"],
     "doctor": ["--broker", "mqtt://127.0.0.1:1"],
     "export": ["run", "--out", "release"],

@@ -200,28 +200,35 @@ class Authority:
         now = time.time() if now is None else now
         with self.registry.transaction():
             for one, token in zip(devices, tokens, strict=True):
-                if known := self.registry.list_valid(one.name, now):
-                    ends = time.strftime("%Y-%m-%d", time.gmtime(known[-1].ends))
-                    place = (
-                        f"{one.source}: expected a new device, found one: " if one.source else ""
-                    )
-                    raise ConfigError(
-                        f"{place}'{one.name}' already has a certificate, valid until {ends}, and "
-                        "renews it by itself; if the device was lost or set up again, revoke the "
-                        f"certificate first: coordinator revoke {one.name}"
-                    )
+                self.check_new(one, now)
                 self.registry.add_token(token.secret, one.name, now + one.valid)
-                if one.groups:
-                    self.registry.set_groups(one.name, one.groups)
-                if one.runs:
-                    limit_to_runs(self.registry, one.name, one.runs)
             self.registry.record(by, "enroll", [one.name for one in devices])
-            for run in sorted({run for one in devices for run in one.runs}):
-                names = [one.name for one in devices if run in one.runs]
-                self.registry.record(by, f"grant run {run}", names)
-            for group in sorted({group for one in devices for group in one.groups}):
-                names = [one.name for one in devices if group in one.groups]
-                self.registry.record(by, f"add to {group}", names)
+            self.place(devices, by)
+
+    def check_new(self, device: Device, now: float) -> None:
+        """Raise ConfigError for a device that has a certificate."""
+        if known := self.registry.list_valid(device.name, now):
+            ends = time.strftime("%Y-%m-%d", time.gmtime(known[-1].ends))
+            place = f"{device.source}: expected a new device, found one: " if device.source else ""
+            raise ConfigError(
+                f"{place}'{device.name}' already has a certificate, valid until {ends}, and "
+                "renews it by itself; if the device was lost or set up again, revoke the "
+                f"certificate first: coordinator revoke {device.name}"
+            )
+
+    def place(self, devices: Sequence[Device], by: Actor | None) -> None:
+        """Set the groups and runs of devices; within `Registry.transaction`. by: who asks."""
+        for one in devices:
+            if one.groups:
+                self.registry.set_groups(one.name, one.groups)
+            if one.runs:
+                limit_to_runs(self.registry, one.name, one.runs)
+        for run in sorted({run for one in devices for run in one.runs}):
+            names = [one.name for one in devices if run in one.runs]
+            self.registry.record(by, f"grant run {run}", names)
+        for group in sorted({group for one in devices for group in one.groups}):
+            names = [one.name for one in devices if group in one.groups]
+            self.registry.record(by, f"add to {group}", names)
 
     def enrol(
         self, secret: bytes, request: str, now: float | None = None, life: timedelta = LIFE
@@ -236,7 +243,7 @@ class Authority:
                 if before.revoked is not None:
                     raise Refused(f"the certificate of '{name}' was revoked")
                 return before.pem
-            made = self._admit(name, asked, life)
+            made = self.admit(name, asked, life)
             self.registry.complete_token(secret, made.serial)
         return made.pem
 
@@ -267,7 +274,7 @@ class Authority:
                     f"'{known.name}' already has {MOST} valid certificates: wait until one "
                     f"expires, or run coordinator revoke {known.name}"
                 )
-            return self._admit(known.name, asked, life).pem
+            return self.admit(known.name, asked, life).pem
 
     def revoke(self, name: str, now: float | None = None) -> int:
         """Revoke every certificate of an agent and publish the new list. Return how many
@@ -289,9 +296,12 @@ class Authority:
             self._write_list(datetime.now(UTC))
         return counts
 
-    def _admit(
+    def admit(
         self, name: str, asked: x509.CertificateSigningRequest, life: timedelta = LIFE
     ) -> Certificate:
+        """Return a new certificate for an agent and the key of a request; within
+        `Registry.transaction`.
+        """
         public = asked.public_key()
         assert isinstance(public, ec.EllipticCurvePublicKey)
         made = self._certify(name, public, ExtendedKeyUsageOID.CLIENT_AUTH, life)

@@ -23,7 +23,7 @@ from coordinator import audit_log
 from coordinator.audit_log import Actor
 from federated.errors import Refused, StoreError, explain_os_errors
 
-__all__ = ["REGISTRY", "Certificate", "Registry"]
+__all__ = ["REGISTRY", "Certificate", "Registry", "hash_secret"]
 
 REGISTRY = "registry.sqlite"  # in the authority's folder
 BUSY = 10.0  # seconds to wait for another process
@@ -36,6 +36,12 @@ create table if not exists facts (name text primary key, value text not null);
 create table if not exists members (name text, team text, primary key (name, team));
 create table if not exists rights (kind text, name text, run text, primary key (kind, name, run));
 create table if not exists runs (name text primary key);
+create table if not exists claims (hash text primary key, batch text not null unique,
+                                   until real not null, most integer not null, revoked real);
+create table if not exists claimable (batch text, device text, name text not null,
+                                      key text not null default '', serial text not null default '',
+                                      at real, primary key (batch, device));
+create index if not exists claimable_of_name on claimable (name);
 create index if not exists tokens_of_name on tokens (name);
 create index if not exists certificates_of_name on certificates (name);
 """
@@ -175,10 +181,11 @@ class Registry:
         return self._select("name = ? and revoked is null and ends > ? order by ends", name, now)
 
     def revoke(self, name: str, now: float) -> int:
-        """Revoke all certificates of a name, expired ones as well, and delete its unused tokens.
-        Return how many certificates were valid.
+        """Revoke all certificates of a name, expired ones as well, and delete its unused tokens and
+        claims. Return how many certificates were valid.
         """
-        self._base.execute("delete from tokens where name = ? and serial = ''", (name,))
+        for table in ("tokens", "claimable"):
+            self.change(f"delete from {table} where name = ? and serial = ''", name)  # noqa: S608
         valid = len(self.list_valid(name, now))
         self._base.execute(
             "update certificates set revoked = ? where name = ? and revoked is null", (now, name)
@@ -218,8 +225,12 @@ class Registry:
             return self._base.execute(query, values).fetchall()
 
     def list_names(self) -> frozenset[str]:
-        """Return the devices that have or had a certificate, or have an unused token."""
-        query = "select name from certificates union select name from tokens where serial = ''"
+        """Return the devices that have or had a certificate, or have an unused token or claim."""
+        unused = " union ".join(
+            f"select name from {table} where serial = ''"  # noqa: S608
+            for table in ("tokens", "claimable")
+        )
+        query = f"select name from certificates union {unused}"  # noqa: S608
         return frozenset(row[0] for row in self.read(query))
 
     def change(self, statement: str, *values: object) -> None:

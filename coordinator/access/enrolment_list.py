@@ -22,11 +22,20 @@ import msgspec
 from federated.errors import ConfigError, UsageError, explain_os_errors
 from federated.system.disk_sync import sync
 from federated.wire import topics
-from federated.wire.enrolment_token import Token
+from federated.wire.enrolment_token import SERIAL, Token
 
-__all__ = ["Device", "parse_groups", "parse_runs", "parse_seconds", "read_devices", "write_tokens"]
+__all__ = [
+    "CLAIMS",
+    "Device",
+    "parse_groups",
+    "parse_runs",
+    "parse_seconds",
+    "read_devices",
+    "write_tokens",
+]
 
-COLUMNS = ("name", "groups", "runs", "valid")
+COLUMNS = ("name", "groups", "runs", "valid")  # of a list to enrol
+CLAIMS = ("name", "serial", "groups", "runs")  # of a list to claim
 LONGEST = 90  # days of a token: as many as a certificate of an agent is valid
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -40,6 +49,7 @@ class Device:
     groups: to put it into; empty: it keeps those that it has.
     runs: the only ones in which it may take part; empty: its rights stay as they are.
     source: file, line and column of its name, for errors; empty if no file lists it.
+    serial: number by which it claims its certificate.
     """
 
     name: str
@@ -47,6 +57,7 @@ class Device:
     groups: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     source: str = ""
+    serial: str = ""
 
 
 def parse_seconds(text: str) -> float:
@@ -80,11 +91,11 @@ def parse_runs(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def read_devices(file: Path, valid: float) -> list[Device]:
+def read_devices(file: Path, valid: float, columns: tuple[str, ...] = COLUMNS) -> list[Device]:
     """Read a list of devices. Raises ConfigError, which names the line and the column, what was
     expected and what was found.
 
-    valid: lifetime of a token whose line has none, seconds.
+    valid: lifetime of a token whose line has none, seconds. columns: that it may have.
     """
     with explain_os_errors(ConfigError, f"cannot read {file}"):
         raw = file.read_bytes()
@@ -95,7 +106,7 @@ def read_devices(file: Path, valid: float) -> list[Device]:
         found = raw[error.start : error.start + 1].hex()
         raise ConfigError(f"{file}, line {line}: expected UTF-8, found byte 0x{found}") from error
     devices, lines = list[Device](), dict[str, int]()
-    for line, row in read_rows(file, text):
+    for line, row in read_rows(file, text, columns):
         name = row["name"]
         if name in lines:
             raise ConfigError(
@@ -112,7 +123,10 @@ def read_devices(file: Path, valid: float) -> list[Device]:
             runs = parse_runs(row.get("runs", "").split())
         with name_place(f"{place} valid"):
             seconds = parse_seconds(row["valid"]) if row.get("valid") else valid
-        devices.append(Device(name, seconds, groups, runs, f"{place} name"))
+        serial = row.get("serial") or name
+        if not re.match(topics.AGENT, serial):
+            raise ConfigError(f"{place} serial: {SERIAL}; found '{serial[:80]}'")
+        devices.append(Device(name, seconds, groups, runs, f"{place} name", serial))
     if not devices:
         raise ConfigError(f"{file}: expected a line for each device, found only the columns' names")
     return devices
@@ -127,15 +141,17 @@ def name_place(place: str) -> Iterator[None]:
         raise ConfigError(f"{place}: {error}") from error
 
 
-def read_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
+def read_rows(
+    file: Path, text: str, allowed: tuple[str, ...]
+) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the number of each line with its values by column. Raises ConfigError."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         columns = [column.strip() for column in next(reader, [])]
-        if "name" not in columns or set(columns) - {*COLUMNS} or len(set(columns)) < len(columns):
+        if "name" not in columns or set(columns) - {*allowed} or len(set(columns)) < len(columns):
             raise ConfigError(
                 f"{file}, line 1: expected the column name, and optionally "
-                f"{', '.join(COLUMNS[1:-1])} and {COLUMNS[-1]}, found "
+                f"{', '.join(allowed[1:-1])} and {allowed[-1]}, found "
                 f"{', '.join(columns)[:200] or 'nothing'}"
             )
         for row in reader:

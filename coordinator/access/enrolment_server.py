@@ -4,6 +4,7 @@ their own. Uses Starlette and uvicorn (the extra `serve`).
 GET  /authority   returns the authority's certificate, which a device compares with its token before
                   it sends anything
 POST /enrol       exchanges a token's secret and a signing request for a certificate
+POST /claim       the same for the secret of a claim, which many devices share
 POST /renew       issues a new certificate to a client that shows a valid one, for the same name
 
 A connection carries one request and is closed after some seconds. When the server is full, a new
@@ -28,11 +29,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from coordinator.access import claims
 from coordinator.access.certificate_authority import Authority
 from federated.errors import Refused
 from federated.runtime.connection_limits import RateLimiter
 from federated.runtime.web_server import CERTIFICATE, BodyReader, Limits, WebServer
-from federated.wire.enrolment_token import AUTHORITY, ENROL, LARGEST, RENEW, Answer, Ask, Renewal
+from federated.wire.enrolment_token import (
+    AUTHORITY,
+    CLAIM,
+    ENROL,
+    LARGEST,
+    RENEW,
+    Answer,
+    Ask,
+    Renewal,
+)
 
 __all__ = ["CONNECTION_TIMEOUT", "MAX_CONNECTIONS", "EnrolmentServer", "build_application"]
 
@@ -93,6 +104,14 @@ def build_application(authority: Authority, broker: str) -> Starlette:
             "enrolled", lambda: authority.enrol(bytes.fromhex(asked.secret), asked.request)
         )
 
+    async def claim(request: Request) -> Response:
+        asked = await _read(request, bodies, Ask)
+        place = f"enrolment, {request.client.host if request.client else 'unknown address'}"
+        return await sign(
+            "claimed",
+            lambda: claims.claim(authority, bytes.fromhex(asked.secret), asked.request, place),
+        )
+
     async def renew(request: Request) -> Response:
         shown = request.scope[CERTIFICATE]
         if not shown:
@@ -116,6 +135,7 @@ def build_application(authority: Authority, broker: str) -> Starlette:
     routes = [
         Route(AUTHORITY, show, methods=["GET"]),
         Route(ENROL, enrol, methods=["POST"]),
+        Route(CLAIM, claim, methods=["POST"]),
         Route(RENEW, renew, methods=["POST"]),
     ]
     handlers = {HTTPException: _answer_rejection, Exception: _answer_failure}

@@ -30,6 +30,10 @@ COMMANDS = {
         "coordinator.cli.check:check",
         "Check the files of RUN against their digests.",
     ),
+    "claim": LazyCommand(
+        "coordinator.cli.claim:claim",
+        "Create a token with which the devices of BATCH claim certificates.",
+    ),
     "demo": LazyCommand(
         "coordinator.cli.demo:demo",
         "Train on four simulated devices, and infer on a fifth.",

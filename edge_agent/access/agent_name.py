@@ -1,5 +1,5 @@
 """Choose the agent's default name: the host's name with four digits of its machine id, numbered if
-several agents share the host.
+several agents share the host. Read the board's serial number, by which a device claims its name.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ import tempfile
 import uuid
 from pathlib import Path
 
+from edge_agent.device.sysfs import ROOT, read_text
+from federated.errors import UsageError
 from federated.system.file_locks import lock_file
 from federated.system.users import find_user
+from federated.wire import topics
+from federated.wire.enrolment_token import SERIAL
 
-__all__ = ["derive_name", "reserve_name"]
+__all__ = ["derive_name", "read_serial", "reserve_name"]
 
 MACHINE_ID = Path("/etc/machine-id")
+# of a board with a device tree, and of a PC, which only root can read
+SERIALS = "proc/device-tree/serial-number", "sys/class/dmi/id/product_serial"
 _locks: list[int] = []  # of reserved names; the system releases them when this process ends
 
 
@@ -32,6 +38,14 @@ def derive_name() -> str:
     except OSError:
         machine = str(uuid.getnode())
     return f"{host}-{hashlib.sha256(machine.encode()).hexdigest()[:4]}"
+
+
+def read_serial(root: Path = ROOT) -> str:
+    """Return the serial number of this board. Raises UsageError if it has none that can be read."""
+    found = next(filter(None, (read_text(root / path) for path in SERIALS)), "")
+    if not re.match(topics.AGENT, found):
+        raise UsageError(f"{SERIAL}; this board has {repr(found[:80]) if found else 'none'}")
+    return found
 
 
 def reserve_name(base: str) -> str:

@@ -72,13 +72,19 @@ def resolve_broker(
         check_address(broker)
     if token is not None:
         parsed = parse_token(token)
+        if name is not None and parsed.claim:
+            raise UsageError(
+                f"--name {name}: the operator's list names this device: omit --name, and identify "
+                "it with --serial"
+            )
         if name not in (None, parsed.name):
             raise UsageError(
                 f"--name {name}: expected the token's name '{parsed.name}': omit --name, or "
                 f"request a token for this name (coordinator enroll {name})"
             )
         credentials = load_or_enrol(parsed, say) if enrol else load_enrolment(parsed)
-        name = parsed.name
+        name = None if parsed.claim else parsed.name
+        name = credentials.name if credentials is not None else name
         if broker is None and credentials is not None:
             broker = format_url(credentials.broker_address)
     if broker is None or get_scheme(broker) not in PORTS:
@@ -136,15 +142,23 @@ def load_or_enrol(token: Token, say: Say) -> Credentials:
         return new
 
 
-def read_token(text: str | None, file: Path | None) -> str | None:
+def read_token(text: str | None, file: Path | None, serial: str | None = None) -> str | None:
     """Read a token from a flag's text, from a file, or from standard input (`-`).
+
+    serial: of this device, to add to a claim.
 
     Raises UsageError, ConfigError.
     """
     if text is not None and file is not None:
         raise UsageError("--token and --token-file cannot be combined: use one of them")
-    if file is None:
-        return text
+    if file is not None:
+        text = read_file(file)
+    elif text is None and serial is not None:
+        raise UsageError("--serial is for a claim: add --token-file FILE (coordinator claim)")
+    return text if text is None or serial is None else f"{text.strip()}#{serial}"
+
+
+def read_file(file: Path) -> str:
     try:
         if str(file) == "-":
             return sys.stdin.readline(MAX_TOKEN_LENGTH)

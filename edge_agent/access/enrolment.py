@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import socket
 import ssl
 from datetime import UTC, datetime
@@ -25,15 +26,17 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from edge_agent.access.agent_name import read_serial
 from edge_agent.access.enrolment_files import Credentials, Enrolment, hold_lock
 from federated.certificate_request import sign_request
 from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.system.connection_deadline import ConnectionDeadline
 from federated.system.proxies import ProxyError, find_proxy, open_connection
-from federated.wire import tls
+from federated.wire import tls, topics
 from federated.wire.enrolment_token import (
     AUTHORITY,
+    CLAIM,
     ENROL,
     LARGEST,
     RENEW,
@@ -50,7 +53,10 @@ TIMEOUT = 15.0  # seconds per request
 
 
 def enrol(token: Token, folder: Path) -> Credentials:
-    """Obtain a certificate with a token and save it in `folder`. Raises LinkError, StoreError."""
+    """Obtain a certificate with a token or a claim, and save it in `folder`. Raises LinkError,
+    StoreError, and UsageError for a claim if this device has no serial number.
+    """
+    asked = token.serial or read_serial() if token.claim else token.name
     authority = fetch_authority(MqttAddress(token.host, token.port, tls=True), token)
     with explain_os_errors(
         StoreError, f"{folder}: expected a folder for this device's certificate"
@@ -63,11 +69,13 @@ def enrol(token: Token, folder: Path) -> Credentials:
             atomic_files.write(folder / "ca.pem", authority.encode())
             answer = post(
                 MqttAddress(token.host, token.port, tls=True, ca=str(folder / "ca.pem")),
-                ENROL,
-                Ask(token.secret.hex(), sign_request(token.name, key)),
+                CLAIM if token.claim else ENROL,
+                Ask(token.secret.hex(), sign_request(asked, key)),
             )
             digest = hashlib.sha256(token.secret).hexdigest()
-            enrolment = Enrolment(token.name, token.host, token.port, answer.broker, digest)
+            # the operator's list names the device that claims
+            name = read_name(answer) if token.claim else token.name
+            enrolment = Enrolment(name, token.host, token.port, answer.broker, digest)
             credentials = Credentials(**msgspec.structs.asdict(enrolment), folder=folder)
             save_certificate(credentials, answer, key)
             atomic_files.write(folder / "about.json", msgspec.json.encode(enrolment))
@@ -149,6 +157,16 @@ def save_certificate(
     # only the owner may open the folder, so the file is protected before the chmod too
     atomic_files.write(credentials.pem, answer.certificate.encode() + encode_key(key))
     credentials.pem.chmod(0o600)
+
+
+def read_name(answer: Answer) -> str:
+    """Return the agent's name in an answer's certificate; "" if it has none."""
+    try:
+        found = x509.load_pem_x509_certificate(answer.certificate.encode()).subject
+    except ValueError:
+        return ""
+    names = [str(part.value) for part in found.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    return names[0] if len(names) == 1 and re.match(topics.AGENT, names[0]) else ""
 
 
 def encode_key(key: ec.EllipticCurvePrivateKey) -> bytes:

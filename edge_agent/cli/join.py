@@ -50,14 +50,19 @@ UNENROLLED = (
 @click.option(
     "--token",
     metavar="TOKEN",
-    help="token of `coordinator enroll`; enrols this device, unless it is enrolled. Other users of "
-    "this machine can see it; --token-file hides it",
+    help="token of `coordinator enroll` or `coordinator claim`; enrols this device, unless it is "
+    "enrolled. Other users of this machine can see it; --token-file hides it",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE|-",
     help="file of the token; -: standard input",
+)
+@click.option(
+    "--serial",
+    metavar="SERIAL",
+    help="serial number of this device, for a token of `coordinator claim`  [default: the board's]",
 )
 @RUN
 @own_data(
@@ -158,6 +163,7 @@ def join(
     broker: str | None,
     token: str | None,
     token_file: Path | None,
+    serial: str | None,
     run: str | None,
     name: str | None,
     enroll_only: bool,
@@ -182,7 +188,7 @@ def join(
         check_code_names(options)
         if enroll_only and dry_run:
             raise UsageError("--enroll-only and --dry-run cannot be combined: use one of them")
-        secret = read_token(token, token_file)
+        secret = read_token(token, token_file, serial)
         if enroll_only:
             enroll(broker, name, secret, form)
             return

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from coordinator.access.certificate_authority import Authority
 from coordinator.access.enrolment_server import EnrolmentServer
 from edge_agent.access import broker_credentials, enrolment
+from edge_agent.access.agent_name import read_serial
 from edge_agent.access.broker_credentials import read_token, renew_if_due, resolve_broker
 from edge_agent.access.enrolment_files import Credentials, load_credentials, locate_enrolment
 from edge_agent.cli.main import main
@@ -194,3 +195,16 @@ def test_a_token_is_read_from_a_flag_a_file_or_standard_input(
         read_token("x", Path("-"))
     with pytest.raises(ConfigError, match=quote("none", safe="")):
         read_token(None, tmp_path / "none")
+
+
+def test_a_claim_takes_its_serial_number_from_the_flag_or_the_board(tmp_path: Path) -> None:
+    assert read_token("x\n", None, "1000a") == "x#1000a"
+    with pytest.raises(UsageError, match="--serial is for a claim"):
+        read_token(None, None, "1000a")
+    board = tmp_path / "proc/device-tree"
+    board.mkdir(parents=True)
+    (board / "serial-number").write_bytes(b"10000000abcdef12\0")
+    assert read_serial(tmp_path) == "10000000abcdef12"
+    (board / "serial-number").unlink()
+    with pytest.raises(UsageError, match="set it with --serial; this board has none"):
+        read_serial(tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,3 +66,17 @@ def test_the_error_of_an_invalid_token_does_not_contain_the_secret(text: str, wh
     with pytest.raises(UsageError, match=why) as caught:
         parse_token(text)
     assert "aaaqeayeaudaocajbifqydiob4" not in str(caught.value)
+
+
+def test_a_claim_may_name_the_device_that_uses_it() -> None:
+    claim = replace(TOKEN, claim=True)
+    assert str(claim).startswith("pi-kitchen@192.168.1.5:8884/1c-aaaq")
+    assert parse_token(str(claim)) == claim
+    assert parse_token(f"{claim}#1000a") == replace(claim, serial="1000a")
+    for wrong, why in (
+        (f"{claim}#a/b", "serial number: expected"),
+        (f"{TOKEN}#1000a", "needs no serial"),
+        (str(claim).replace("/1c-", "/1-"), "missing or mistyped"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            parse_token(wrong)
