@@ -276,10 +276,8 @@ class MessageLoop:
         return any(name in self._barred[reason] for reason in (REVOKED, SUSPENDED))
 
     def _may_tick(self, now: float, delivery: Delivery | None) -> bool:
-        """Return True if a tick is due and everything that had arrived by then is handled.
-
-        So no agent is late because the coordinator was computing, and no flood of messages
-        delays a tick for long.
+        """Return True if a tick is due and everything that had arrived by then is handled, so that
+        no agent is late because the coordinator was computing, and no flood delays ticks for long.
         """
         if now - self._ticked < POLL and not self._is_over(now):
             return False
