@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from coordinator.store.run_store import Store
 from tests.support.processes import (
     AGENT,
     COORDINATOR,
@@ -92,6 +94,10 @@ def test_two_sites_equal_the_fleet_without_gateways(
     assert result(coordinator, 240)["rounds"] == ROUNDS
     ends = [result(gateway, 60) for gateway in gateways]
     assert [(end["updates"], end["devices"]) for end in ends] == [(ROUNDS, 2)] * 2
+    with closing(Store.open(tmp_path / "runs", "sites", read_only=True)) as store:
+        for number in range(1, ROUNDS + 1):
+            entries = {one.agent: one.outcome for one in store.read_entries(number)}
+            assert entries == {"site-0": "folded", "site-1": "folded"}
     wanted, found = (read_state(tmp_path, name) for name in ("direct", "sites"))
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)
