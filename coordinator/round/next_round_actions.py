@@ -19,7 +19,7 @@ __all__ = ["RELIEF_PAUSE", "end_probe", "proceed"]
 RELIEF_PAUSE = 1.0
 # most snapshots of a phase, unless the spool is full: each holds every agent, task and weight, so
 # that a fixed number of updates between them would cost large fleets more than the updates do
-SNAPSHOTS = 8
+SNAPSHOTS = 4
 
 
 def proceed(r: Round, out: list[Action]) -> Round:

@@ -431,7 +431,7 @@ class Journal(Record, frozen=True):
     every: Annotated[
         Natural,
         Meta(
-            description="Updates between two snapshots of the aggregate, at least an eighth of "
+            description="Updates between two snapshots of the aggregate, at least a quarter of "
             "those of the round; 0: no snapshots."
         ),
     ] = 32

@@ -156,7 +156,8 @@ def check(handle: int, folder: Path) -> None:
 def is_present(handle: int, folder: Path) -> bool:
     """Return True if the handle's file is the folder's lock."""
     try:
-        return os.path.samestat(os.fstat(handle), (folder / "lock").stat())
+        # not pathlib, which takes five times as long: this precedes each event in the journal
+        return os.path.samestat(os.fstat(handle), os.stat(f"{folder}/lock"))  # noqa: PTH116
     except OSError:
         return False
 

@@ -158,12 +158,13 @@ def check_layout(
         )
     if foreign := sorted(tensors.keys() - expected.keys()):
         raise Refused(f"unexpected tensors: {', '.join(foreign[:4])} ({len(foreign)} in all)")
+    wanted = np.dtype(dtype)
     for name, array in tensors.items():
         if tuple(array.shape) != tuple(expected[name]):
             raise Refused(
                 f"tensor {name}: expected shape {tuple(expected[name])}, found {tuple(array.shape)}"
             )
-        if array.dtype.name != dtype:
+        if array.dtype.newbyteorder("=") != wanted:
             raise Refused(f"tensor {name}: expected {dtype}, found {array.dtype.name}")
 
 

@@ -662,7 +662,7 @@ def test_a_snapshot_after_a_number_of_folds_frees_the_spool() -> None:
 
 
 def test_a_phase_with_many_agents_takes_few_snapshots() -> None:
-    names = string.ascii_lowercase[:24]
+    names = string.ascii_lowercase[:12]
     machine = Machine(Rules(every=1), names).begin(names)
     machine.arrive("ab")
     assert not [a for a in machine.actions if isinstance(a, do.Snapshot)]
