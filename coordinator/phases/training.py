@@ -42,6 +42,7 @@ from coordinator.round.round_state import RoundPlan
 from coordinator.round.task_state import Planned, Spare, TaskState
 from coordinator.round.tensor_check import Examined, TensorCheck
 from coordinator.settings.config import Config
+from federated.engine import fused_addition
 from federated.engine.aggregate import Total
 from federated.engine.contribution_checks import UnfitPart
 from federated.engine.update_part_files import PartStore
@@ -333,9 +334,11 @@ def learn_from_misses(
 
 
 def count_together(state: State) -> int:
-    """Return the number of updates to add together: they take the memory of at most `TOGETHER`
-    bytes, or of one update.
+    """Return the number of updates to add together. Unless the extra `fast` is installed, which
+    gains most from many, they take the memory of at most `TOGETHER` bytes, or of one update.
     """
+    if fused_addition.is_installed():
+        return BATCH
     size = sum(value.nbytes for value in state.tensors.values())
     return max(1, min(BATCH, TOGETHER // max(1, size)))
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from importlib import util
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["LEAST", "Fused", "add_fused", "load_fused"]
+__all__ = ["LEAST", "Fused", "add_fused", "is_installed", "load_fused"]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,11 @@ def add_four(total: Any, values: Any, factors: Any) -> None:
     f, g, h, k = factors
     for i in range(total.size):
         total[i] = (((total[i] + f * a[i]) + g * b[i]) + h * c[i]) + k * d[i]
+
+
+def is_installed() -> bool:
+    """Return True if numba is installed, without importing it."""
+    return util.find_spec("numba") is not None
 
 
 @lru_cache(maxsize=1)

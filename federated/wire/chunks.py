@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +16,11 @@ from numpy.typing import NDArray
 
 from federated.errors import Refused
 from federated.wire.messages import Chunk, Manifest
+
+try:  # five to seven times as fast
+    from zlib_ng.zlib_ng import crc32
+except ImportError:  # there is no wheel for this processor
+    from zlib import crc32
 
 __all__ = ["WINDOW", "Receiver", "Sender", "slices", "split"]
 
@@ -174,7 +178,7 @@ class Receiver:
         or belongs to another transfer.
         """
         start, length = self._locate(chunk)
-        if zlib.crc32(chunk.data) != chunk.crc32:
+        if crc32(chunk.data) != chunk.crc32:
             raise Refused(
                 f"transfer {chunk.transfer}: chunk {chunk.index} is damaged, its crc32 "
                 f"is not {chunk.crc32:08x}"
@@ -247,7 +251,7 @@ class Receiver:
 
 def _make_chunk(manifest: Manifest, data: memoryview, index: int) -> Chunk:
     part = data[index * manifest.chunk : (index + 1) * manifest.chunk]
-    return Chunk(manifest.transfer, index, manifest.total, manifest.size, zlib.crc32(part), part)
+    return Chunk(manifest.transfer, index, manifest.total, manifest.size, crc32(part), part)
 
 
 def _read_bitmap(have: bytes, manifest: Manifest) -> NDArray[np.bool_]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from coordinator.phases.training import BATCH, TOGETHER, count_together, limit_claims
+from federated.engine import fused_addition
 from federated.method import State
 from federated.task import Recipe, Update
 from models.menu import menu
@@ -23,7 +25,9 @@ def test_an_update_counts_with_no_more_steps_than_its_limited_examples_take() ->
     assert limit_claims(update, recipe, 2**39) is update
 
 
-def test_large_updates_are_added_one_by_one() -> None:
+def test_large_updates_are_added_one_by_one_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_addition, "is_installed", lambda: False)
+
     def count(size: int) -> int:
         tensors = {"w": torch.empty(size // 8, device="meta"), "b": torch.empty(size // 8)}
         return count_together(State(0, tensors, {}))
@@ -32,3 +36,5 @@ def test_large_updates_are_added_one_by_one() -> None:
     assert count(TOGETHER // 3) == 3
     assert count(1 << 10) == BATCH
     assert count_together(State(0, {}, {})) == BATCH
+    monkeypatch.setattr(fused_addition, "is_installed", lambda: True)
+    assert count(4 * TOGETHER // 5) == BATCH
