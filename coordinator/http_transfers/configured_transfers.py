@@ -23,11 +23,6 @@ def open_transfers(config: Config, spool: Path, say: Say) -> Iterator[Transfers 
     MissingExtra.
     """
     wanted = config.http
-    if config.phones.listen and (wanted.listen or wanted.store):
-        raise ConfigError(
-            "http.listen, http.store: phones transfer over their own page: run without "
-            "phones.listen, or without these"
-        )
     if wanted.store:
         with use_store(wanted, config.name, spool, say) as stored:
             yield stored

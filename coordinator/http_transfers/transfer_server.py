@@ -5,8 +5,9 @@ GET  /weights/SHA256      weights or a training graph; with ranges
 HEAD /updates/...         how much of an update is there, in the header Upload-Offset
 PUT  /updates/...         append to an update; Content-Range says which of its bytes follow
 
-The addresses of updates are signed (see `transfer_urls`). The coordinator makes the file of an
-update when it expects it, and removes it when it does not any more: the server makes none.
+The addresses of updates are signed (see `transfer_urls`). Pages of any site may use an address that
+they know (CORS), as that of the phones does. The coordinator makes the file of an update when it
+expects it, and removes it when it does not any more: the server makes none.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -107,6 +110,16 @@ def make_application(spool: Path, secret: bytes) -> Starlette:
             Route(f"{UPDATES}/{{path:path}}", append, methods=["PUT"]),
         ],
         exception_handlers={HTTPException: explain},
+        middleware=[
+            Middleware(
+                CORSMiddleware,
+                allow_origins=["*"],
+                allow_methods=["GET", "HEAD", "PUT"],
+                allow_headers=["Content-Range", "Range"],
+                expose_headers=[OFFSET],
+                max_age=86_400,
+            )
+        ],
     )
 
 

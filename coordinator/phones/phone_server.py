@@ -51,13 +51,14 @@ COMPRESSED = (("br", ".br"), ("gzip", ".gz"))  # encodings and their files, the 
 BINARY = "application/octet-stream"
 ASSETS = "assets/"  # files whose names contain their hash
 FOREVER, ALWAYS_CHECK = "public, max-age=31536000, immutable", "no-cache"
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
+    "style-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; "
+    "connect-src 'self'{transfers}; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
 HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
-        "style-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; "
-        "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    ),
+    "Content-Security-Policy": POLICY.format(transfers=""),
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -73,10 +74,12 @@ class PhoneSite:
 
     files: folder of the built page.
     run: name of the run that phones join.
+    transfers: origin of the server or the store of transfers over HTTP; empty: there are none.
     """
 
     files: Path
     run: str
+    transfers: str = ""
 
 
 class Joining(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +119,12 @@ class PhoneServer(WebServer):
 class PageFiles(StaticFiles):
     """The page's files, compressed where the browser accepts it. Some exist only compressed."""
 
+    def __init__(self, site: PhoneSite) -> None:
+        super().__init__(directory=site.files)
+        transfers = f" {site.transfers}" if site.transfers else ""
+        policy = POLICY.format(transfers=transfers)
+        self._headers = {**HEADERS, "Content-Security-Policy": policy}
+
     async def get_response(self, path: str, scope: Scope) -> Response:
         accepted = HTTPConnection(scope).headers.get("accept-encoding", "")
         encodings = {one.partition(";")[0].strip() for one in accepted.split(",")}
@@ -133,7 +142,7 @@ class PageFiles(StaticFiles):
         response.headers["Vary"] = "Accept-Encoding"
         fixed = path.startswith(ASSETS) and response.status_code < 400
         response.headers["Cache-Control"] = FOREVER if fixed else ALWAYS_CHECK
-        response.headers.update(HEADERS)
+        response.headers.update(self._headers)
         return response
 
 
@@ -182,7 +191,7 @@ def make_application(site: PhoneSite, enrolment: PhoneEnrolment, pipes: Pipes) -
             # relative, since a proxy may serve them with HTTPS, or below a path of its own
             Route("/", lambda request: RedirectResponse(PAGE[1:])),
             Route(PAGE[:-1], lambda request: RedirectResponse(PAGE[1:])),
-            Mount(PAGE.rstrip("/"), PageFiles(directory=site.files)),
+            Mount(PAGE.rstrip("/"), PageFiles(site)),
         ],
         exception_handlers={
             HTTPException: explain_failure,

@@ -43,9 +43,10 @@ SETTINGS = ("phones.certificate", "phones.key")
 
 
 @contextmanager
-def serve_phones(config: Config, broker: str, say: Say) -> Iterator[None]:
+def serve_phones(config: Config, broker: str, say: Say, transfers: str = "") -> Iterator[None]:
     """Serve the phones' page inside the context, if the configuration asks for it. broker: address
-    with the coordinator's credentials. Raises UsageError, ConfigError, StoreError, MissingExtra.
+    with the coordinator's credentials. transfers: see `PhoneSite`. Raises UsageError, ConfigError,
+    StoreError, MissingExtra.
     """
     phones = config.phones
     check_settings(phones)
@@ -65,6 +66,7 @@ def serve_phones(config: Config, broker: str, say: Say) -> Iterator[None]:
             "certificates" if config.broker.tls else "",
             certificate,
             key,
+            transfers,
         ]
         with closing(
             ServerProcess("phones", __name__, listening, arguments, {BROKER: broker})
@@ -134,12 +136,12 @@ def main(descriptor: int, folder: str, run: str, limit: str, *more: str) -> None
     from coordinator.phones.phone_server import PhoneServer, PhoneSite
 
     ended = become_server()
-    certificates, certificate, key = more
+    certificates, certificate, key, transfers = more
     broker = parse_mqtt_address(os.environ.pop(BROKER))
     with closing(open_authority(Broker(pki=folder), create=False)) as authority:
         enrolment = PhoneEnrolment(authority, run)
         pipes = Pipes(enrolment, Upstream(broker, bool(certificates), int(limit)))
-        site = PhoneSite(find_files(), run)
+        site = PhoneSite(find_files(), run, transfers)
         served = ServedCertificate(certificate, key, SETTINGS)
         listening = socket.socket(fileno=descriptor)
         with closing(PhoneServer(site, enrolment, pipes, listening, served.tls)) as server:

@@ -216,7 +216,7 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View, manager: Service
     with (
         open_broker_access(config.broker, folder, view.say, config.wire.chunk) as broker_access,
         open_transfers(config, prepared.store.spool, view.say) as urls,
-        serve_phones(config, broker_access.address, view.say),
+        serve_phones(config, broker_access.address, view.say, urls.origin if urls else ""),
         closing(open_link(broker_access.address, f"coordinator-{config.name}", will)) as link,
         open_view(config, fleets, view) as read,
     ):

@@ -94,6 +94,25 @@ def test_nothing_but_weights_is_served(site: Site, name: str) -> None:
     assert site.ask("GET", f"/weights/{name}")[0] == 404
 
 
+def test_a_page_of_another_site_may_use_an_address(site: Site) -> None:
+    """The phones' page has another origin than the server."""
+    url = site.urls.name_update(PLACE, len(DATA))
+    asked = {
+        "Access_Control_Request_Method": "PUT",
+        "Access_Control_Request_Headers": "content-range",
+    }
+    status, headers, _ = site.ask("OPTIONS", url, Origin="http://phone", **asked)
+    assert status == 200
+    assert headers["access-control-allow-origin"] == "*"
+    assert "content-range" in headers["access-control-allow-headers"].lower()
+    status, headers, _ = site.ask("HEAD", url, Origin="http://phone")
+    assert (status, headers["access-control-allow-origin"]) == (204, "*")
+    assert OFFSET in headers["access-control-expose-headers"]
+    forged = url.replace("key=", "key=0")
+    status, headers, _ = site.ask("HEAD", forged, Origin="http://phone")
+    assert (status, headers["access-control-allow-origin"]) == (403, "*"), "a page reads the status"
+
+
 def test_an_update_is_uploaded_from_where_an_upload_stopped(site: Site) -> None:
     (site.spool / PLACE).write_bytes(DATA[:400_000])
     assert send(site.urls.name_update(PLACE, len(DATA))).complete

@@ -42,10 +42,6 @@ def refuse(settings: Mapping[str, Any], folder: Path) -> str:
         ({"http.listen": "127.0.0.1:0", "http.url": "https://u@h"}, "http.url: expected http"),
         ({"http.listen": "127.0.0.1:0", "http.url": "https://h?x"}, "http.url: expected http"),
         ({"http.listen": "127.0.0.1:0", "http.key": "k.pem"}, "HTTPS needs both http.certificate"),
-        (
-            {"http.listen": "127.0.0.1:0", "phones.listen": "127.0.0.1:0"},
-            "phones transfer over their own page",
-        ),
     ],
 )
 def test_a_wrong_configuration_is_refused(

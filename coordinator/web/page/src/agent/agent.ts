@@ -62,8 +62,11 @@ export class Agent implements Office {
       message: (topic, payload, retained) => this.receive(topic, payload, retained),
     });
     this.reports = new Reports(reporter, this.topics, this.link, this);
-    this.downloads = new Downloads(this.link, this.store, now);
-    this.outbox = new Outbox(this.store, door.name, now);
+    this.downloads = new Downloads(this.link, this.store, now, (problem) => this.complain(problem));
+    this.outbox = new Outbox(this.store, door.name, now, {
+      count: (bytes) => this.reports.countUpload(bytes),
+      warn: (problem) => this.complain(problem),
+    });
     void this.store.get(EPOCH).then((epoch) => { this.epoch = Math.max(this.epoch, Number(epoch ?? 0)); });
     this.timer = setInterval(() => this.tick(), TICK);
   }
@@ -196,7 +199,7 @@ export class Agent implements Office {
     this.change({ activity: this.describeActivity() });
     if (this.view.link !== "up" || !this.announcement.made) return;
     this.downloads.tick();
-    if (this.view.activity === "send") this.change({ done: this.outbox.list()[0]?.sender.progress ?? null });
+    if (this.view.activity === "send") this.change({ done: this.outbox.progress });
     this.sendUpdates();
     this.reports.sendHeartbeat(this.tasks);
   }
@@ -225,6 +228,8 @@ export class Agent implements Office {
     this.change({ over, activity: "idle", done: null });
     clearInterval(this.timer);
     this.equipment.trainer.stop();
+    this.downloads.stop();
+    this.outbox.stop();
     await this.link.close();
   }
 

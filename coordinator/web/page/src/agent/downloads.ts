@@ -1,8 +1,11 @@
-// Download the weights and graphs of a task, which the coordinator publishes as retained messages.
+// Download the weights and graphs of a task, which the coordinator publishes as retained messages,
+// or serves over HTTP at the address in their manifest.
 import { hash, Receiver, WINDOW } from "./chunks";
+import { HttpDownload } from "./http";
 import type { Message } from "./messages";
 import type { Store } from "./store";
 
+const CHUNK = 2 ** 18; // bytes that count as a chunk over HTTP
 const PATIENCE = 5; // seconds without a chunk until all is requested again
 
 /** A published blob. base: its topic without /manifest or /c/INDEX; key: its name in the store. */
@@ -21,15 +24,18 @@ export interface Subscriptions {
 /** The download of one blob. */
 class Download {
   private receiver: Receiver | null = null;
+  private readonly http: HttpDownload;
   private readonly requested = new Map<number, string>();
   private progressed: number;
 
-  constructor(readonly source: Source, private readonly link: Subscriptions, now: number) {
+  constructor(readonly source: Source, private readonly link: Subscriptions, now: number, warn: (problem: string) => void) {
     this.progressed = now;
+    this.http = new HttpDownload(source, warn);
     link.subscribe(this.manifest);
   }
 
   get chunks(): number {
+    if (this.http.bytes) return Math.floor(this.http.bytes / CHUNK);
     return this.receiver ? Math.ceil(this.source.size / this.receiver.manifest.chunk) - this.receiver.missing.size : 0;
   }
 
@@ -37,6 +43,11 @@ class Download {
   take(message: Message, now: number): Uint8Array | null {
     if (message.kind === "manifest") {
       if (message.body.sha256 !== this.source.digest) return null;
+      if (message.body.url) {
+        this.http.begin(message.body.url);
+        return null;
+      }
+      this.http.stop(); // it is published in chunks now
       if (this.receiver?.manifest.transfer !== message.body.transfer || this.receiver.manifest.chunk !== message.body.chunk) {
         this.receiver = new Receiver(message.body, this.source);
       }
@@ -55,19 +66,28 @@ class Download {
     return whole;
   }
 
-  tick(now: number): void {
-    if (now - this.progressed >= PATIENCE) this.restart(now);
+  /** Return the blob if it is whole over HTTP; else request again what does not come. */
+  tick(now: number): Uint8Array | null {
+    if (this.http.running) this.progressed = now;
+    else if (this.http.whole) this.close();
+    else if (now - this.progressed >= PATIENCE) this.restart(now); // after a refusal there may be another address
+    return this.http.whole;
   }
 
   /** Request everything that is missing again. */
   restart(now: number): void {
     this.progressed = now;
-    this.close();
+    this.unsubscribe();
     this.link.subscribe(this.manifest);
     this.request();
   }
 
   close(): void {
+    this.http.stop();
+    this.unsubscribe();
+  }
+
+  private unsubscribe(): void {
     this.link.unsubscribe(this.manifest);
     for (const topic of this.requested.values()) this.link.unsubscribe(topic);
     this.requested.clear();
@@ -92,8 +112,15 @@ class Download {
 export class Downloads {
   chunks = 0; // downloaded since the page was opened
   private active: { download: Download; done: (data: Uint8Array) => void } | null = null;
+  private counted = 0; // chunks of the active download in `chunks`
 
-  constructor(private readonly link: Subscriptions, private readonly store: Store, private readonly now: () => number) {}
+  /** warn: told what keeps a download from going on. */
+  constructor(
+    private readonly link: Subscriptions,
+    private readonly store: Store,
+    private readonly now: () => number,
+    private readonly warn: (problem: string) => void = () => undefined,
+  ) {}
 
   /** Return a blob, from the store or from the broker. It never ends if `stop` is called, or if nothing wants it any more. */
   async fetch(source: Source, isWanted: () => boolean = () => true): Promise<Uint8Array> {
@@ -102,7 +129,8 @@ export class Downloads {
     if (known instanceof Uint8Array && hash(known) === source.digest) return known;
     this.stop();
     const data = await new Promise<Uint8Array>((done) => {
-      this.active = { download: new Download(source, this.link, this.now()), done };
+      this.counted = 0;
+      this.active = { download: new Download(source, this.link, this.now(), this.warn), done };
     });
     await this.store.set(source.key, data);
     return data;
@@ -112,16 +140,22 @@ export class Downloads {
   take(topic: string, message: Message): void {
     const { active } = this;
     if (!active || !topic.startsWith(`${active.download.source.base}/`)) return;
-    const before = active.download.chunks;
-    const data = active.download.take(message, this.now());
-    this.chunks += Math.max(0, active.download.chunks - before);
-    if (!data) return;
-    this.active = null;
-    active.done(data);
+    this.finish(active.download.take(message, this.now()));
   }
 
   tick(): void {
-    this.active?.download.tick(this.now());
+    if (this.active) this.finish(this.active.download.tick(this.now()));
+  }
+
+  /** Count what came, and hand over a whole blob. */
+  private finish(data: Uint8Array | null): void {
+    const { active } = this;
+    if (!active) return;
+    this.chunks += Math.max(0, active.download.chunks - this.counted);
+    this.counted = active.download.chunks;
+    if (!data) return;
+    this.active = null;
+    active.done(data);
   }
 
   /** Request everything again, on a new connection. */

@@ -3,7 +3,8 @@ import { decode as unpack, encode as pack } from "@msgpack/msgpack";
 import * as v from "valibot";
 import { type Kind, type Message, SCHEMAS } from "./messages";
 
-const PROTOCOL = 3;
+const OLDEST = 3; // the lowest version that is read, and that reads all messages that this page sends
+export const PROTOCOL = 4;
 const MAX_MESSAGE = 2 ** 20; // bytes of any message but a chunk
 const LIMITS = { maxStrLength: 2 ** 20, maxBinLength: 2 ** 26, maxArrayLength: 2 ** 16, maxMapLength: 2 ** 16, maxExtLength: 0 };
 
@@ -18,7 +19,7 @@ const envelope = v.object({
 });
 
 export function encode(kind: string, body: object): Uint8Array {
-  return pack({ v: PROTOCOL, kind, body });
+  return pack({ v: OLDEST, kind, body });
 }
 
 /** Return the message of a payload, or null for a kind that devices do not receive. Throws
@@ -33,9 +34,9 @@ export function decode(payload: Uint8Array): Message | null {
   const found = v.safeParse(envelope, given);
   if (!found.success) throw new Malformed(`not a message: ${explain(found.issues)}`);
   const { kind, body, epoch } = found.output;
-  if (found.output.v !== PROTOCOL) {
+  if (found.output.v < OLDEST || found.output.v > PROTOCOL) {
     throw new Malformed(
-      `the coordinator speaks protocol ${found.output.v}, this page ${PROTOCOL}: reload the page`,
+      `the coordinator speaks protocol ${found.output.v}, this page ${OLDEST} to ${PROTOCOL}: reload the page`,
     );
   }
   if (!Object.hasOwn(SCHEMAS, kind)) return null;

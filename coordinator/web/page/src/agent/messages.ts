@@ -8,6 +8,7 @@ const digest = v.pipe(v.string(), v.regex(/^[0-9a-f]{64}$/));
 const natural = v.pipe(v.number(), v.safeInteger(), v.minValue(0));
 const words = v.pipe(v.string(), v.maxLength(1000));
 const bytes = v.custom<Uint8Array>((given) => given instanceof Uint8Array, "expected bytes");
+const url = v.pipe(v.string(), v.maxLength(4096));
 const work = v.picklist(["calibrate", "evaluate", "train"]);
 const floats = v.array(v.number());
 
@@ -97,13 +98,22 @@ const manifest = v.object({
   size: natural,
   chunk: v.pipe(natural, v.minValue(1024), v.maxValue(2 ** 26)),
   sha256: digest,
+  url: v.optional(url, ""),
 });
+
+const part = v.object({ start: natural, size: v.pipe(natural, v.minValue(1)), url });
 
 export const SCHEMAS = {
   abort: v.object({ round: natural, attempt: natural, reason: words }),
   chunk: v.object({ transfer, index: natural, total: natural, size: natural, crc32: natural, data: bytes }),
   goodbye: v.object({ reason: words }),
-  grant: v.object({ transfer, have: bytes, open: v.boolean() }),
+  grant: v.object({
+    transfer,
+    have: bytes,
+    open: v.boolean(),
+    url: v.optional(url, ""),
+    parts: v.optional(v.pipe(v.array(part), v.maxLength(16)), []),
+  }),
   manifest,
   receipt: v.object({ transfer, accepted: v.boolean(), reason: v.optional(words, "") }),
   refusal: v.object({ reason: words, about: v.optional(words, "") }),
@@ -120,7 +130,8 @@ export type Message = { [K in Kind]: { kind: K; body: Body<K>; epoch: number } }
 export type Task = Body<"task">;
 export type Card = Body<"run">;
 export type Chunk = Body<"chunk">;
-export type Manifest = Body<"manifest">;
+export type Manifest = Omit<Body<"manifest">, "url">;
+export type Part = Body<"grant">["parts"][number];
 export type Submodel = Task["submodel"];
 export type Recipe = Task["recipe"];
 

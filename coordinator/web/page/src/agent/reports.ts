@@ -1,5 +1,5 @@
 // What an agent says about itself: its profile, status and heartbeats. Counts all that it sends.
-import { encode } from "./envelope";
+import { encode, PROTOCOL } from "./envelope";
 import type { Link } from "./link";
 import { type DataCard, heartbeatInterval } from "./messages";
 import { now, type Tasks } from "./tasks";
@@ -34,16 +34,24 @@ export class Reports {
 
   publish(kind: string, topic: string, body: object, retain = false): void {
     const payload = encode(kind, body);
-    const known = this.desk.view.sent[kind] ?? { count: 0, bytes: 0, last: null };
-    const last = kind === "chunk" ? null : body;
-    const sent = { count: known.count + 1, bytes: known.bytes + payload.length, last };
-    this.desk.change({ sent: { ...this.desk.view.sent, [kind]: sent } });
+    this.count(kind, payload.length, kind === "chunk" ? null : body);
     this.link.publish(topic, payload, { retain, qos: kind === "heartbeat" ? 0 : 1 });
+  }
+
+  /** Count bytes of an update that leave over HTTP. */
+  countUpload(bytes: number): void {
+    this.count("upload", bytes, null);
+  }
+
+  private count(kind: string, size: number, last: unknown): void {
+    const known = this.desk.view.sent[kind] ?? { count: 0, bytes: 0, last: null };
+    const sent = { count: known.count + 1, bytes: known.bytes + size, last };
+    this.desk.change({ sent: { ...this.desk.view.sent, [kind]: sent } });
   }
 
   publishProfile({ chunk, uplink }: Uplink): void {
     const { name, device, capabilities, data } = this.reporter;
-    const profile = { ...device, agent: name, uplink, chunk, data, timings: [], codecs: ["raw"], capabilities };
+    const profile = { ...device, agent: name, uplink, chunk, data, timings: [], codecs: ["raw"], capabilities, protocol: PROTOCOL };
     this.publish("profile", this.topics.profile, profile, true);
   }
 

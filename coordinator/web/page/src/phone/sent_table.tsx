@@ -8,6 +8,7 @@ const MEANINGS: Record<string, string> = {
   heartbeat: "what it does now",
   offer: "that a result is ready",
   chunk: "results: the weights that it trained, or sums of scores",
+  upload: "results, as in chunks, over HTTP to the server or the store of the run",
   failure: "that a task failed, and why",
 };
 
