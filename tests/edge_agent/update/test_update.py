@@ -23,7 +23,8 @@ from tests.support.earlier_versions import ROOT, build_wheel
 from tests.support.processes import COORDINATOR, Start, wait_for_words
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+# each update imports PyTorch several times, and trains once
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1200)]
 FIRST, SECOND = "9.1.0", "9.2.0"
 PACKAGES = (
     "coordinator",
@@ -244,7 +245,7 @@ def test_a_restarted_agent_joins_or_the_previous_version_returns(
     board.variables = {**board.variables, "PATH": f"{tools}:{os.environ['PATH']}"}
     settings = ["--set", "evaluate.devices=false", "--min-agents", "1", "--rounds", "1000"]
     words = ["start", "--name", "r", "--model", "mlp-small", "--broker", broker, *settings]
-    coordinator = start(*COORDINATOR, *words)
+    coordinator = start(*COORDINATOR, *words, "--format", "json")
     try:
         restart = ["--restart", "agent", "--broker", broker, "--wait"]
         code, said = board.update(make_variant(wheel, SECOND, tmp_path), *restart, "240")
