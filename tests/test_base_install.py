@@ -35,6 +35,7 @@ ARGUMENTS = {
     "grant": ["pi", "--run", "run"],
     "group": ["garden"],
     "pin": ["pi", "1.0"],
+    "register": ["pi"],
     "release": ["run", "--broker", "127.0.0.1:1"],
     "revoke": ["pi"],
     "simulate": ["run.toml"],

@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.access.certificate_authority import Authority
 from coordinator.access.run_rights import list_exclusions
 from coordinator.broker.local_broker import ACL_FILE
-from coordinator.broker.mosquitto_config import COORDINATOR, format_acl
+from coordinator.broker.mosquitto_config import Rights, format_acl
 from federated.errors import ConfigError, explain_os_errors
 from federated.system.users import is_root
 
@@ -30,9 +30,9 @@ def write_broker_files(authority: Authority, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = target.stat()
         content = {name: (authority.folder / name).read_bytes() for name in COPIED}
-        barred = authority.registry.list_barred()
-        excluded = list_exclusions(authority.registry)
-        content[ACL_FILE] = format_acl(COORDINATOR, barred, excluded).encode()
+        registry = authority.registry
+        rights = Rights(registry.list_barred(), list_exclusions(registry))
+        content[ACL_FILE] = format_acl(authority.user, rights).encode()
         for name, data in content.items():
             part = target / f".{name}.part"
             part.unlink(missing_ok=True)

@@ -12,18 +12,19 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from coordinator.access.certificate_registry import REGISTRY, Registry
 from coordinator.access.configured_authority import find_default_folder, open_authority
 from coordinator.access.enrolment_server_process import EnrolmentProcess
 from coordinator.access.run_rights import add_run, list_excluded
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import check_exposure
-from coordinator.broker.mosquitto_config import COORDINATOR, limit_packets
+from coordinator.broker.mosquitto_config import Rights, limit_packets
 from coordinator.settings.service_tables import Broker as Wanted
 from federated.errors import ConfigError
 from federated.runtime.console import Say
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 REVOKED = "its certificate was revoked"
 SUSPENDED = "it flooded the coordinator"
 EXCLUDED = "it has no right to this run"
+ENTRY = "entry"  # name of the fact with the address of the coordinator's own listener
 SUSPENSION = 600.0  # seconds
 NAMED = 10  # agents that a message names
 RENEWAL_CHECK = 3600.0  # seconds between checks for certificates that expire soon
@@ -72,6 +74,7 @@ class BrokerAccess:
     address: of the broker, with the coordinator's credentials.
     barred: agents whose certificates were all revoked; their messages must be ignored.
     excluded: agents that may not take part in the run (coordinator.access.run_rights).
+    names: the only agents that may take part, if another authority certifies them; None: all.
     suspended: agents that flooded the coordinator -> end of their suspension, monotonic seconds.
     link: the coordinator's link; agents that fill it are suspended.
     by_name_only: whether the broker sends no retained message to a subscription with a wildcard.
@@ -80,6 +83,7 @@ class BrokerAccess:
     address: str
     barred: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()
+    names: frozenset[str] | None = None
     suspended: dict[str, float] = field(default_factory=dict)
     link: Link | None = None
     by_name_only: bool = False
@@ -87,6 +91,10 @@ class BrokerAccess:
     def suspend(self, name: str) -> None:
         """Take an agent's rights away for SUSPENSION seconds, if the broker was started here."""
         self.suspended[name] = time.monotonic() + SUSPENSION
+
+    def lacks(self, name: str) -> bool:
+        """Return True for an agent that may not take part because it is not registered."""
+        return self.names is not None and name not in self.names
 
     def list_shut_out(self) -> dict[str, frozenset[str]]:
         """Return the agents that may not take part in the run at present, by reason."""
@@ -112,14 +120,13 @@ class BrokerAccess:
 class Applied(NamedTuple):
     """What a broker has.
 
-    barred: clients without any rights.
-    excluded: clients that may not take part in the run.
-    revoked: serial number and name of each revoked certificate.
+    rights: of its clients.
+    revoked: serial number and name of each revoked certificate; no name if another authority
+        issued it.
     stamp: when the files that the broker reads were last written.
     """
 
-    barred: frozenset[str]
-    excluded: frozenset[str]
+    rights: Rights
     revoked: frozenset[tuple[str, str]]
     stamp: tuple[int, ...]
 
@@ -144,14 +151,9 @@ class AuthorityWatcher:
         self._checked = clock()
         if broker is None and authority.renewed:
             log.warning("%s", HAND_OVER)
-        registry = authority.registry
-        access.barred, access.excluded = registry.list_barred(), list_excluded(registry, run)
-        # what the broker has
-        self._applied = Applied(
-            access.barred, access.excluded, registry.list_revocations(), self._read_file_times()
-        )
-        if broker is not None and (access.barred or access.excluded):
-            self._reload(broker, self._applied)
+        self._applied = self._read_state()  # what the broker has
+        if broker is not None and self._applied.rights != Rights():
+            broker.reload(self._applied.rights)
 
     def poll(self) -> None:
         """Restart a crashed broker, load new files, and disconnect newly suspended agents and all
@@ -159,30 +161,41 @@ class AuthorityWatcher:
 
         What fails is tried again at the next poll. Raises EspalierError, OSError.
         """
-        stamp, registry = self._read_file_times(), self._authority.registry
-        revoked, barred = registry.list_revocations(), registry.list_barred()
-        self._access.barred = barred  # the coordinator ignores an agent before the broker does
-        self._access.excluded = excluded = list_excluded(registry, self._run)
-        # an external broker has its own files, which this process cannot change for ten minutes
-        names = barred | (self._access.list_suspended() if self._broker else frozenset())
+        current = self._read_state()  # the coordinator ignores an agent before the broker does
         if self._broker is not None:
             self._broker.restart_if_dead()
-        if (current := Applied(names, excluded, revoked, stamp)) != self._applied:
+        if current != self._applied:
             self._apply(current, self._applied)
             self._applied = current
         # abs: the system clock may be set back
         if abs((now := self._clock()) - self._checked) > RENEWAL_CHECK:
             # the next poll loads what is renewed here
-            self._authority.renew_own(datetime.fromtimestamp(now, UTC))
+            time = datetime.fromtimestamp(now, UTC)
+            self._authority.renew_own(time)
             self._checked = now
+            if self._authority.outside is not None:
+                self._authority.outside.warn_of_expiry(time)
 
-    def _reload(self, broker: brokers.Broker, state: Applied) -> None:
-        broker.reload(state.barred, {name: [self._run] for name in state.excluded})
+    def _read_state(self) -> Applied:
+        """Read what the broker should have, and tell the coordinator."""
+        access, registry = self._access, self._authority.registry
+        stamp, revoked = self._read_file_times(), registry.list_revocations()
+        if self._authority.outside is not None:
+            revoked |= {(serial, "") for serial in self._authority.outside.check()}
+            access.names = registry.list_names()
+        access.barred, access.excluded = registry.list_barred(), list_excluded(registry, self._run)
+        # an external broker has its own files, which this process cannot change for ten minutes
+        suspended = access.list_suspended() if self._broker is not None else frozenset[str]()
+        excluded = dict.fromkeys(access.excluded, (self._run,))
+        return Applied(Rights(access.barred | suspended, excluded, access.names), revoked, stamp)
 
     def _apply(self, state: Applied, before: Applied) -> None:
-        new = (state.barred - before.barred) | {name for _, name in state.revoked - before.revoked}
+        new = state.rights.barred - before.rights.barred
+        for _, name in state.revoked - before.revoked:
+            # a list of revoked certificates has no names: those that are valid reconnect
+            new |= {name} if name else self._authority.registry.list_registered()
         if self._broker is not None:
-            self._reload(self._broker, state)
+            self._broker.reload(state.rights)
             if new:
                 shown = ", ".join(sorted(new)[:NAMED])
                 more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
@@ -194,16 +207,17 @@ class AuthorityWatcher:
                 "(coordinator authority --for-broker DIR)",
                 ", ".join(sorted(new)),
             )
-        elif state.excluded != before.excluded:
+        elif state.rights.excluded != before.rights.excluded:
             log.warning("%s", NEW_RIGHTS)
         else:
             log.warning("%s", HAND_OVER)
 
     def _read_file_times(self) -> tuple[int, ...]:
         """Return when the files that the broker reads were last written."""
-        return tuple(
-            path.stat().st_mtime_ns for path in (self._authority.crl, self._authority.server)
-        )
+        authority = self._authority
+        others = () if authority.outside is None else authority.outside.read_file_times()
+        own = authority.crl, authority.server
+        return *(path.stat().st_mtime_ns for path in own), *others
 
 
 def add_certificate(broker: str, pki: str = "") -> str:
@@ -226,6 +240,9 @@ def find_broker(wanted: Wanted) -> str:
     """
     if wanted.url:
         return add_certificate(wanted.url, wanted.pki)
+    if wanted.ca:
+        with closing(Registry(Path(wanted.pki or find_default_folder()) / REGISTRY)) as registry:
+            return add_certificate(f"mqtts://{registry.get_fact(ENTRY)}", wanted.pki)
     if wanted.passwords or wanted.port == 0:
         why = "requires a password" if wanted.passwords else "has a random port"
         raise ConfigError(
@@ -302,21 +319,34 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say, most: int) -> Iterato
                 )
             )
             public, access = broker.address.rpartition(":")[2], BrokerAccess(broker.url)
-        enrolment = EnrolmentProcess(authority.folder, (wanted.listen, wanted.enrol), public)
-        stack.callback(enrolment.close)
-        stack.callback(Poller("enrolment", enrolment.restart_if_dead).close)
-        authority.registry.set_fact("enrolment", str(enrolment.port))
-        authority.registry.set_fact("listen", wanted.listen)
+        if authority.outside is None:
+            advice = _serve_enrolment(wanted, authority, public, stack)
+        else:
+            entry = parse_mqtt_address(access.address)
+            authority.registry.set_fact(ENTRY, f"{entry.host}:{entry.port}")
+            advice = f"devices need a certificate of {wanted.ca}, and: coordinator register NAME"
         add_run(authority.registry, folder.name)
         watcher = AuthorityWatcher(authority, access, broker, run=folder.name)
         stack.callback(Poller("broker access", watcher.poll).close)
         what = (
             f"started {broker.name} at {broker.address}"
             if broker
-            else f"using the broker at {public} as '{COORDINATOR}'"
+            else f"using the broker at {public} as '{authority.user}'"
         )
-        say(
-            f"{what}; devices enrol at port {enrolment.port}: coordinator enroll NAME "
-            "prints a token for edge-agent join --token"
-        )
+        say(f"{what}; {advice}")
         yield access
+
+
+def _serve_enrolment(wanted: Wanted, authority: Authority, public: str, stack: ExitStack) -> str:
+    """Serve enrolment until the stack closes. Return how devices enrol, in words. public: the
+    broker's address for devices.
+    """
+    enrolment = EnrolmentProcess(authority.folder, (wanted.listen, wanted.enrol), public)
+    stack.callback(enrolment.close)
+    stack.callback(Poller("enrolment", enrolment.restart_if_dead).close)
+    authority.registry.set_fact("enrolment", str(enrolment.port))
+    authority.registry.set_fact("listen", wanted.listen)
+    return (
+        f"devices enrol at port {enrolment.port}: coordinator enroll NAME prints a token for "
+        "edge-agent join --token"
+    )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from coordinator.access.certificate_files import (
     normalise_hosts,
     read_agent_name,
     read_list,
+    read_name,
     read_pair,
     read_request,
     read_server_names,
@@ -50,9 +52,10 @@ from coordinator.access.certificate_files import (
 )
 from coordinator.access.certificate_registry import REGISTRY, Certificate, Registry
 from coordinator.access.enrolment_list import Device
+from coordinator.access.outside_authority import OutsideAuthority
 from coordinator.access.run_rights import limit_to_runs
 from coordinator.audit_log import Actor
-from coordinator.broker.mosquitto_config import COORDINATOR, TlsFiles
+from coordinator.broker.mosquitto_config import COORDINATOR, Rights, TlsFiles
 from federated.errors import ConfigError, Refused, StoreError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.wire import topics
@@ -66,6 +69,7 @@ SLOW = timedelta(minutes=10)
 # valid certificates per name: a renewal whose answer is lost leaves an unused certificate behind,
 # and no agent may fill the registry
 MOST = 100
+USER = "coordinator"  # name of the fact with the name in the coordinator's certificate
 
 
 class Authority:
@@ -74,15 +78,23 @@ class Authority:
     Raises ConfigError for a folder that others may read, or that holds something else.
     """
 
-    def __init__(self, folder: Path, hosts: Iterable[str] = (), *, renew: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        hosts: Iterable[str] = (),
+        *,
+        renew: bool = True,
+        outside: OutsideAuthority | None = None,
+    ) -> None:
         """Open the authority.
 
         hosts: names and addresses to put into the broker's certificate, beside those of this
             machine; they are remembered.
         renew: renew the authority's own certificates and list where needed.
+        outside: another authority, which issues the devices' certificates.
         `renewed` tells whether a file that the broker reads was written.
         """
-        self.folder = folder
+        self.folder, self.outside = folder, outside
         problem = f"cannot create the authority's folder {folder}"
         remedy = "choose another with --pki or the setting broker.pki"
         with explain_os_errors(StoreError, problem, remedy=remedy):
@@ -99,6 +111,9 @@ class Authority:
             if not self.ca.exists() or self.ca.read_bytes() != to_pem(self._root.certificate):
                 atomic_files.write(self.ca, to_pem(self._root.certificate))
             self._remember(hosts)
+            if outside is not None and not self.registry.get_fact(USER):
+                # Not to be guessed: the other authority might issue a certificate for any name.
+                self.registry.set_fact(USER, f"coordinator-{secrets.token_hex(16)}@espalier")
         self.renewed = renew and self.renew_own()
 
     def close(self) -> None:
@@ -117,7 +132,16 @@ class Authority:
     @property
     def tls_files(self) -> TlsFiles:
         """The files of the folder that a broker needs."""
-        return TlsFiles(self.ca, self.server, self.crl, self.coordinator)
+        files = TlsFiles(self.ca, self.server, self.crl, self.coordinator, self.user)
+        if self.outside is None:
+            return files
+        rights = Rights(self.registry.list_barred(), names=self.registry.list_names())
+        return replace(files, outside=self.outside.files, rights=rights)
+
+    @property
+    def user(self) -> str:
+        """The name in the coordinator's certificate."""
+        return self.registry.get_fact(USER) or COORDINATOR
 
     # ---- the coordinator's own certificates ------------------------------------------------------
 
@@ -134,9 +158,9 @@ class Authority:
                     self.server, self._own("espalier", ExtendedKeyUsageOID.SERVER_AUTH, names)
                 )
                 made = True
-            if not is_fresh(self.coordinator, now):
+            if not is_fresh(self.coordinator, now) or read_name(self.coordinator) != self.user:
                 write_pair(
-                    self.coordinator, self._own(COORDINATOR, ExtendedKeyUsageOID.CLIENT_AUTH, ())
+                    self.coordinator, self._own(self.user, ExtendedKeyUsageOID.CLIENT_AUTH, ())
                 )
                 made = True
             if not self.crl.exists() or expires_soon(read_list(self.crl), now):

@@ -42,6 +42,7 @@ __all__ = [
     "normalise_hosts",
     "read_agent_name",
     "read_list",
+    "read_name",
     "read_pair",
     "read_request",
     "read_server_names",
@@ -106,6 +107,12 @@ def read_server_names(path: Path) -> tuple[str, ...]:
         *found.get_values_for_type(x509.DNSName),
         *map(str, found.get_values_for_type(x509.IPAddress)),
     )
+
+
+def read_name(path: Path) -> str:
+    """Return the common name in a certificate of this authority."""
+    subject = read_pair(path).certificate.subject
+    return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
 # ---- files ---------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ create table if not exists facts (name text primary key, value text not null);
 create table if not exists members (name text, team text, primary key (name, team));
 create table if not exists rights (kind text, name text, run text, primary key (kind, name, run));
 create table if not exists runs (name text primary key);
+create table if not exists registered (name text primary key, revoked real);
 create table if not exists claims (hash text primary key, batch text not null unique,
                                    until real not null, most integer not null, revoked real);
 create table if not exists claimable (batch text, device text, name text not null,
@@ -186,6 +187,7 @@ class Registry:
         """
         for table in ("tokens", "claimable"):
             self.change(f"delete from {table} where name = ? and serial = ''", name)  # noqa: S608
+        self.change("update registered set revoked = ? where name = ?", now, name)
         valid = len(self.list_valid(name, now))
         self._base.execute(
             "update certificates set revoked = ? where name = ? and revoked is null", (now, name)
@@ -199,13 +201,12 @@ class Registry:
         return self._select("revoked is not null and ends > ? order by serial", now - 86400)
 
     def list_barred(self) -> frozenset[str]:
-        """Return the agents whose certificates are all revoked."""
-        return frozenset(
-            row[0]
-            for row in self.read(
-                "select name from certificates group by name having max(revoked is null) = 0"
-            )
+        """Return the agents whose certificates and registration are all revoked."""
+        query = (
+            "select name from (select name, revoked from certificates union all select name, "
+            "revoked from registered) group by name having max(revoked is null) = 0"
         )
+        return frozenset(row[0] for row in self.read(query))
 
     def list_revocations(self) -> frozenset[tuple[str, str]]:
         """Return the serial number and the name of each certificate that was revoked."""
@@ -230,7 +231,7 @@ class Registry:
             f"select name from {table} where serial = ''"  # noqa: S608
             for table in ("tokens", "claimable")
         )
-        query = f"select name from certificates union {unused}"  # noqa: S608
+        query = f"select name from certificates union select name from registered union {unused}"  # noqa: S608
         return frozenset(row[0] for row in self.read(query))
 
     def change(self, statement: str, *values: object) -> None:
@@ -242,6 +243,19 @@ class Registry:
     def record(self, by: Actor | None, what: str, names: Sequence[str]) -> None:
         """Add a row to the audit log for each device of a command; within `transaction`."""
         audit_log.add(self._base, by, what, names)
+
+    # ---- names in certificates of another authority ----------------------------------------------
+
+    def register(self, name: str) -> None:
+        """Let a device take part that has a certificate of another authority; within
+        `transaction`.
+        """
+        self.change("insert or replace into registered values (?, null)", name)
+
+    def list_registered(self) -> frozenset[str]:
+        """Return the registered names that are not revoked."""
+        rows = self.read("select name from registered where revoked is null")
+        return frozenset(row[0] for row in rows)
 
     # ---- groups of devices -----------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from coordinator.audit_log import Actor
 from coordinator.broker.local_addresses import find_own_address
 from coordinator.settings.service_tables import Broker
 from federated.errors import StoreError, Unknown, UsageError, require_extra
+from federated.wire import topics
 from federated.wire.enrolment_token import PORT, Token
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ __all__ = [
     "open_authority",
     "read_excluded",
     "read_limits",
+    "register_devices",
     "revoke_agents",
 ]
 
@@ -56,10 +58,11 @@ def open_authority(wanted: Broker, *, create: bool = True) -> Authority:
     """
     with require_extra("the certificate authority", "secure"):
         from coordinator.access.certificate_authority import Authority
+        from coordinator.access.outside_authority import read_outside_authority
     folder = Path(wanted.pki) if wanted.pki else find_default_folder()
     if not create and not (folder / "root.pem").exists():
         raise StoreError(f"no certificate authority in {folder}: choose its folder with --pki")
-    return Authority(folder, wanted.hosts)
+    return Authority(folder, wanted.hosts, outside=read_outside_authority(wanted))
 
 
 def find_enrolment_address(
@@ -193,6 +196,20 @@ def read_excluded(settings: Mapping[str, Any], run: str) -> list[str]:
         return []
     with closing(Registry(path)) as registry:
         return sorted(list_excluded(registry, run))
+
+
+def register_devices(wanted: Broker, devices: Sequence[Device], by: Actor | None = None) -> None:
+    """Let devices take part that have certificates of another authority, with these names. Raises
+    as `open_authority`.
+
+    by: who asks; None: the user of this process.
+    """
+    with closing(open_authority(wanted)) as authority, authority.registry.transaction():
+        for one in devices:
+            topics.command("any", one.name)  # checks the name
+            authority.registry.register(one.name)
+        authority.registry.record(by, "register", [one.name for one in devices])
+        authority.place(devices, by)
 
 
 def revoke_agents(

@@ -26,6 +26,7 @@ from federated.wire.enrolment_token import SERIAL, Token
 
 __all__ = [
     "CLAIMS",
+    "REGISTERED",
     "Device",
     "parse_groups",
     "parse_runs",
@@ -36,6 +37,7 @@ __all__ = [
 
 COLUMNS = ("name", "groups", "runs", "valid")  # of a list to enrol
 CLAIMS = ("name", "serial", "groups", "runs")  # of a list to claim
+REGISTERED = ("name", "groups", "runs")  # of a list to register
 LONGEST = 90  # days of a token: as many as a certificate of an agent is valid
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

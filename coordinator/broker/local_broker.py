@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,13 @@ from coordinator.broker.client_disconnection import (
     find_plugin,
 )
 from coordinator.broker.local_addresses import check_exposure, find_free_port, find_reachable_hosts
-from coordinator.broker.mosquitto_config import COORDINATOR, MAX_PACKET, TlsFiles, find_mosquitto
+from coordinator.broker.mosquitto_config import (
+    COORDINATOR,
+    MAX_PACKET,
+    Rights,
+    TlsFiles,
+    find_mosquitto,
+)
 from federated.errors import LinkError
 from federated.runtime import atomic_files
 from federated.wire.links.mqtt_client_setup import ClientSetup, connect, disconnect
@@ -39,6 +45,9 @@ __all__ = ["Broker", "find_mosquitto", "start"]
 
 log = logging.getLogger(__name__)
 
+# of a listener for the coordinator alone: the certificate of another authority on the devices'
+# listener need not name this machine
+OWN_HOST = "127.0.0.1"
 START_TIMEOUT = 20.0  # seconds until the broker must answer
 STOP_TIMEOUT = 5.0  # seconds for the broker to stop by itself
 SAVE_TIMEOUT = 60.0  # seconds for the broker to write its state before a restart
@@ -68,6 +77,7 @@ class Program:
     command: starts it.
     log: file of its log.
     disconnects: whether it can disconnect single clients.
+    user: name of the coordinator in its access control list.
     """
 
     kind: str
@@ -75,6 +85,7 @@ class Program:
     command: list[str]
     log: Path
     disconnects: bool = False
+    user: str = COORDINATOR
 
 
 class Broker:
@@ -107,18 +118,11 @@ class Broker:
         """The process id of the shell whose child is the broker."""
         return self._process.pid
 
-    def reload(
-        self,
-        barred: Iterable[str] = (),
-        excluded: Mapping[str, Iterable[str]] = mosquitto.NOBODY,
-    ) -> None:
+    def reload(self, rights: Rights) -> None:
         """Make mosquitto reload its certificates, its revocation list and its access control list.
-
-        barred: clients without any rights. They stay connected until `disconnect`, but can do
-            nothing.
-        excluded: client -> runs in which it may not take part.
+        Clients without rights stay connected until `disconnect`, but can do nothing.
         """
-        acl = mosquitto.format_acl(COORDINATOR, barred, excluded)
+        acl = mosquitto.format_acl(self._program.user, rights)
         atomic_files.write(self.log.parent / ACL_FILE, acl.encode())
         # Not through a trap of the shell: a shell that starts with SIGHUP ignored, as under nohup,
         # cannot set one.
@@ -247,6 +251,8 @@ def start(
     )
     if tls is not None:
         entry = replace(entry, ca=str(tls.ca), cert=str(tls.coordinator))
+    if tls is not None and tls.outside is not None:
+        entry = replace(entry, host=OWN_HOST, port=find_free_port(OWN_HOST, 0))
     address, url = f"{'mqtts://' if tls else ''}{far}:{port}", format_url(entry)
     if program is None:
         command = embedded.prepare(near.strip("[]"), port, folder, max_packet)
@@ -259,6 +265,7 @@ def start(
         *_configure_clients(folder, file, tls),
         *mosquitto.configure_limits(folder, max_packet),
         *(configure_plugin(plugin, folder) if plugin is not None else []),
+        *_configure_own_listener(tls, entry.port),
     ]
     configuration.write_text("\n".join(lines) + "\n")
     own = Program(
@@ -267,6 +274,7 @@ def start(
         [program, "-c", str(configuration)],
         folder / "mosquitto.log",
         disconnects=plugin is not None,
+        user=COORDINATOR if tls is None else tls.user,
     )
     return Broker(own, address, url)
 
@@ -318,10 +326,20 @@ def _configure_clients(folder: Path, file: Path | None, tls: TlsFiles | None) ->
     if file is None and tls is None:
         return ["allow_anonymous true"]
     acl = folder / ACL_FILE
-    atomic_files.write(acl, mosquitto.format_acl(COORDINATOR).encode())
+    user, rights = (COORDINATOR, Rights()) if tls is None else (tls.user, tls.rights)
+    atomic_files.write(acl, mosquitto.format_acl(user, rights).encode())
     return [
         "allow_anonymous false",
         *([] if file is None else [f"password_file {file.resolve()}"]),
-        *([] if tls is None else mosquitto.configure_tls(tls)),
+        *([] if tls is None else mosquitto.configure_tls(tls.outside or tls.own)),
         f"acl_file {acl.resolve()}",
     ]
+
+
+def _configure_own_listener(tls: TlsFiles | None, port: int) -> list[str]:
+    """Return the configuration of a listener for the coordinator alone, if devices have
+    certificates of another authority.
+    """
+    if tls is None or tls.outside is None:
+        return []
+    return [f"listener {port} {OWN_HOST}", *mosquitto.configure_tls(tls.own)]

@@ -6,8 +6,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from federated.system.users import is_root
@@ -16,6 +16,8 @@ from federated.wire.link import OVERHEAD
 
 __all__ = [
     "COORDINATOR",
+    "ListenerFiles",
+    "Rights",
     "TlsFiles",
     "configure_limits",
     "configure_tls",
@@ -36,11 +38,40 @@ QUEUE = 20_000
 QUEUE_BYTES = 1 << 30
 CONNECTIONS = 10_000
 KEEPALIVE = 600  # seconds: the broker tells clients that request a longer keepalive to use this
-NOBODY: Mapping[str, Iterable[str]] = {}
+AGENT_RIGHTS = topics.agent_rights()
 HEAD = """\
 # Rights of agents. An agent is identified by its authenticated name (%u): the name in its
 # certificate, or its user name. The client id (%c) proves nothing, because clients choose it
 # freely."""
+
+
+@dataclass(frozen=True)
+class ListenerFiles:
+    """The files of a listener that accepts only certificates of an authority.
+
+    ca: certificates of the authority, and of those above it.
+    certificate, key: of the broker.
+    crl: the list of revoked certificates.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+    crl: Path
+
+
+@dataclass(frozen=True)
+class Rights:
+    """Which agents may do what at a broker.
+
+    barred: names without any rights.
+    excluded: name -> runs in which it may not take part.
+    names: the only ones with rights; None: all names.
+    """
+
+    barred: frozenset[str] = frozenset()
+    excluded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    names: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,12 +82,23 @@ class TlsFiles:
     server: the broker's certificate and key in one file.
     crl: the list of revoked certificates.
     coordinator: the coordinator's certificate and key in one file.
+    user: the name in this certificate.
+    outside: files of the devices' listener, if their certificates are those of another authority.
+    rights: of agents, until others are loaded.
     """
 
     ca: Path
     server: Path
     crl: Path
     coordinator: Path
+    user: str = COORDINATOR
+    outside: ListenerFiles | None = None
+    rights: Rights = Rights()
+
+    @property
+    def own(self) -> ListenerFiles:
+        """The files of a listener for certificates of the fleet's own authority."""
+        return ListenerFiles(self.ca, self.server, self.server, self.crl)
 
 
 def limit_packets(chunk: int) -> int:
@@ -104,14 +146,14 @@ def configure_limits(folder: Path, max_packet: int) -> list[str]:
     ]
 
 
-def configure_tls(files: TlsFiles) -> list[str]:
+def configure_tls(files: ListenerFiles) -> list[str]:
     """Return the configuration of a listener that accepts only certificates of the authority and
     uses the names in them as user names.
     """
     return [
         f"cafile {files.ca.resolve()}",
-        f"certfile {files.server.resolve()}",
-        f"keyfile {files.server.resolve()}",
+        f"certfile {files.certificate.resolve()}",
+        f"keyfile {files.key.resolve()}",
         f"crlfile {files.crl.resolve()}",
         "tls_version tlsv1.2",  # the minimum; 1.3 is used if both sides support it
         "require_certificate true",
@@ -119,21 +161,23 @@ def configure_tls(files: TlsFiles) -> list[str]:
     ]
 
 
-def format_acl(
-    coordinator: str,
-    barred: Iterable[str] = (),
-    excluded: Mapping[str, Iterable[str]] = NOBODY,
-) -> str:
-    """Return the access control list. coordinator: its user, or the name in its certificate.
-    barred: names without any rights. excluded: name -> runs in which it may not take part.
-    """
+def format_acl(coordinator: str, rights: Rights = Rights()) -> str:  # frozen
+    """Return the access control list. coordinator: its user, or the name in its certificate."""
     denied = {
-        name: [pattern for run in runs for pattern in topics.excluded_patterns(run, name)]
-        for name, runs in excluded.items()
-    } | {name: ["#"] for name in barred}
+        name: [f"deny {pattern}" for run in runs for pattern in topics.excluded_patterns(run, name)]
+        for name, runs in rights.excluded.items()
+    } | {name: ["deny #"] for name in rights.barred}
+    granted = {
+        name: [f"{access} {pattern.replace('%u', name)}" for access, pattern in AGENT_RIGHTS]
+        for name in rights.names or ()
+    }
     lines: Sequence[str] = [
         HEAD,
-        *(f"pattern {access} {pattern}" for access, pattern in topics.agent_rights()),
+        *(
+            f"pattern {access} {pattern}"
+            for access, pattern in AGENT_RIGHTS
+            if rights.names is None
+        ),
         "",
         f"user {coordinator}",
         f"topic readwrite {topics.all_topics()}",
@@ -142,8 +186,12 @@ def format_acl(
         f"topic read {topics.dynamic_security_answer()}",
         *(
             line
-            for name, patterns in sorted(denied.items())
-            for line in ("", f"user {name}", *(f"topic deny {pattern}" for pattern in patterns))
+            for name in sorted({*denied, *granted})
+            for line in (
+                "",
+                f"user {name}",
+                *(f"topic {one}" for one in (*denied.get(name, ()), *granted.get(name, ()))),
+            )
         ),
     ]
     return "\n".join(lines) + "\n"

@@ -62,7 +62,8 @@ def authority(
 
 
 def describe(authority: Authority, group: str | None) -> dict[str, Any]:
-    """Return the authority as plain values, with each agent's certificate that expires last.
+    """Return the authority as plain values, with each agent's certificate that expires last, and
+    the registered names of another authority.
 
     group: list only its members; None: all agents.
     """
@@ -85,6 +86,11 @@ def describe(authority: Authority, group: str | None) -> dict[str, Any]:
             for one in last.values()
             if group is None or group in groups.get(one.name, ())
         ],
+        "registered": sorted(
+            name
+            for name in authority.registry.list_registered()
+            if group is None or group in groups.get(name, ())
+        ),
     }
 
 
@@ -96,7 +102,8 @@ def render(facts: dict[str, Any]) -> str:
         f"{' '.join(agent['groups'])}".rstrip()
         for agent in facts["agents"]
     ]
-    return "\n".join([head, f"broker       {', '.join(facts['hosts'])}", *agents])
+    registered = [f"{name:<20} registered" for name in facts["registered"]]
+    return "\n".join([head, f"broker       {', '.join(facts['hosts'])}", *agents, *registered])
 
 
 def describe_state(revoked: bool, ends: float) -> str:

@@ -86,6 +86,10 @@ COMMANDS = {
         "coordinator.cli.plot:plot",
         "Plot accuracy, traffic, times and assignment of RUN.",
     ),
+    "register": LazyCommand(
+        "coordinator.cli.register:register",
+        "Let devices with certificates of another authority take part.",
+    ),
     "release": LazyCommand(
         "coordinator.cli.release:release",
         "Release the networks of RUN to agents that infer.",

@@ -273,7 +273,8 @@ class MessageLoop:
                 self.driver.handle(on.AgentLeft(now, name, session, "went away"))
 
     def _is_barred(self, name: str) -> bool:
-        return any(name in self._barred[reason] for reason in (REVOKED, SUSPENDED))
+        shut = self._barred
+        return name in shut[REVOKED] or name in shut[SUSPENDED] or self._broker_access.lacks(name)
 
     def _may_tick(self, now: float, delivery: Delivery | None) -> bool:
         """Return True if a tick is due and everything that had arrived by then is handled, so that

@@ -67,6 +67,21 @@ class Broker(Record, frozen=True):
         Meta(description="Additional names and addresses of this machine in its certificate."),
     ] = ()
     enrol: Annotated[Port, Meta(description="Port on which devices enrol.")] = ENROLMENT_PORT
+    ca: Annotated[
+        str,
+        Meta(
+            description="File of the certificates of another authority, such as a company's, which "
+            "certifies the started broker and all devices; needs certificate, key and crl. Empty: "
+            "the fleet's own authority does."
+        ),
+    ] = ""
+    certificate: Annotated[
+        str, Meta(description="Certificate file of the started broker, of that authority.")
+    ] = ""
+    key: Annotated[str, Meta(description="Key file of this certificate.")] = ""
+    crl: Annotated[
+        str, Meta(description="File of that authority's lists of revoked certificates.")
+    ] = ""
 
 
 class Http(Record, frozen=True):

@@ -11,6 +11,7 @@ import re
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from edge_agent.access.enrolment_files import (
@@ -95,6 +96,8 @@ def resolve_broker(
         if credentials is not None:
             address = add_credentials(address, str(credentials.ca), str(credentials.pem))
             name = credentials.name
+    elif name is None and address.cert is not None:
+        name = read_name(Path(address.cert))
     if name is None and address.user is not None and re.match(topics.AGENT, address.user):
         # with the access rules of deploy/mosquitto, a user may publish only as this agent
         name = address.user
@@ -103,6 +106,18 @@ def resolve_broker(
             target=renew_periodically, args=(credentials,), name="renewal", daemon=True
         ).start()
     return format_url(address) if address.tls else broker, name
+
+
+def read_name(pem: Path) -> str | None:
+    """Return the agent's name in a certificate of another authority than the coordinator's; None if
+    it has no valid one, or the package `cryptography` is missing.
+    """
+    if find_spec("cryptography") is None:
+        return None
+    from edge_agent.access import enrolment
+
+    found = enrolment.load_certificate(pem).subject
+    return enrolment.find_agent_name(found) or None
 
 
 def find_credentials(address: MqttAddress, name: str | None) -> Credentials | None:

@@ -47,7 +47,7 @@ from federated.wire.enrolment_token import (
 )
 from federated.wire.mqtt_address import MqttAddress
 
-__all__ = ["count_seconds_left", "enrol", "is_due", "load_certificate", "renew"]
+__all__ = ["count_seconds_left", "enrol", "find_agent_name", "is_due", "load_certificate", "renew"]
 
 TIMEOUT = 15.0  # seconds per request
 
@@ -162,9 +162,13 @@ def save_certificate(
 def read_name(answer: Answer) -> str:
     """Return the agent's name in an answer's certificate; "" if it has none."""
     try:
-        found = x509.load_pem_x509_certificate(answer.certificate.encode()).subject
+        return find_agent_name(x509.load_pem_x509_certificate(answer.certificate.encode()).subject)
     except ValueError:
         return ""
+
+
+def find_agent_name(found: x509.Name) -> str:
+    """Return the common name; "" if it is not the valid name of an agent."""
     names = [str(part.value) for part in found.get_attributes_for_oid(NameOID.COMMON_NAME)]
     return names[0] if len(names) == 1 and re.match(topics.AGENT, names[0]) else ""
 

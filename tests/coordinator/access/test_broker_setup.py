@@ -32,7 +32,7 @@ from coordinator.access.broker_setup import (
 from coordinator.access.certificate_authority import LIFE, Authority
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.client_disconnection import find_plugin
-from coordinator.broker.mosquitto_config import find_mosquitto
+from coordinator.broker.mosquitto_config import Rights, find_mosquitto
 from coordinator.cli.main import main
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.settings.service_tables import Broker
@@ -195,8 +195,8 @@ def test_a_failed_poll_is_repeated(tmp_path: Path) -> None:
     class Full:
         def restart_if_dead(self) -> None: ...
 
-        def reload(self, names: frozenset[str], excluded: dict[str, list[str]]) -> None:
-            reloaded.append(names)
+        def reload(self, rights: Rights) -> None:
+            reloaded.append(rights.barred)
             if len(reloaded) == 1:
                 raise OSError(errno.ENOSPC, "no space")
 
@@ -422,8 +422,8 @@ def test_a_suspended_agent_loses_its_rights_for_a_while(
     class Recorder:
         def restart_if_dead(self) -> None: ...
 
-        def reload(self, names: frozenset[str], excluded: dict[str, list[str]]) -> None:
-            calls.append(("reload", names))
+        def reload(self, rights: Rights) -> None:
+            calls.append(("reload", rights.barred))
 
         def disconnect(self, names: frozenset[str]) -> None:
             calls.append(("disconnect", names))

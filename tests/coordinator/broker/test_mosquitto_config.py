@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.broker import local_broker as brokers
-from coordinator.broker.mosquitto_config import COORDINATOR, format_acl
+from coordinator.broker.mosquitto_config import COORDINATOR, Rights, format_acl
 from federated.errors import LinkError
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
@@ -103,7 +103,7 @@ def test_an_agent_may_subscribe_to_no_other_pattern(pattern: str) -> None:
 
 
 def test_barred_agents_are_denied_every_topic() -> None:
-    assert format_acl(COORDINATOR, ["b", "a"]).endswith(
+    assert format_acl(COORDINATOR, Rights(frozenset("ab"))).endswith(
         "user a\ntopic deny #\n\nuser b\ntopic deny #\n"
     )
 
@@ -141,7 +141,7 @@ def test_a_reloaded_broker_denies_barred_agents_and_a_restarted_one_keeps_retain
     ) as broker:
         a = open_link(f"mqtt://a:x@{broker.address}", "a")
         a.publish(topics.status("r", "a"), b"kept", retain=True)
-        broker.reload(["a"])
+        broker.reload(Rights(frozenset("a")))
         time.sleep(0.3)
         a.publish(topics.say("r", "a"), b"too late")
         with pytest.raises(LinkError, match="Not authorized"):

@@ -1,0 +1,189 @@
+"""Use the certificates of another authority, such as a company's, for the broker and all devices.
+
+Its files are those of the settings `broker.ca`, `certificate`, `key` and `crl`. They are checked
+before the broker starts, and again whenever they are replaced. Only devices whose names the
+operator registered have rights (`coordinator register`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+
+from coordinator.broker.mosquitto_config import ListenerFiles
+from coordinator.settings.service_tables import Broker
+from federated.errors import ConfigError, explain_os_errors
+
+__all__ = ["OutsideAuthority", "read_outside_authority"]
+
+log = logging.getLogger(__name__)
+
+NOTICE = 0.1  # part of the life of a file, at the end of which a warning says so
+LISTS = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+FILES = ("certificate", "key", "crl")
+
+
+@dataclass
+class OutsideAuthority:
+    """Another authority than the fleet's own.
+
+    files: its files.
+    checked: when they were last written, and the serial numbers of revoked certificates in them.
+    """
+
+    files: ListenerFiles
+    checked: tuple[tuple[int, ...], frozenset[str]] = ((), frozenset())
+
+    def read_file_times(self) -> tuple[int, ...]:
+        """Return when the files were last written. Raises OSError."""
+        files = self.files
+        return tuple(
+            path.stat().st_mtime_ns for path in (files.ca, files.certificate, files.key, files.crl)
+        )
+
+    def check(self) -> frozenset[str]:
+        """Check the files if they were replaced. Return the serial numbers of revoked certificates,
+        hexadecimal. Raises ConfigError, OSError.
+        """
+        if (times := self.read_file_times()) != self.checked[0]:
+            self.checked = times, check_files(self.files)
+        return self.checked[1]
+
+    def warn_of_expiry(self, now: datetime) -> None:
+        """Warn of a certificate or a list that expires soon, since the broker then rejects every
+        device. Raises ConfigError.
+        """
+        server = read_certificates(self.files.certificate, "broker.certificate")[0]
+        lives = [
+            (self.files.certificate, server.not_valid_before_utc, server.not_valid_after_utc),
+            *(
+                (self.files.crl, one.last_update_utc, one.next_update_utc)
+                for one in read_lists(self.files.crl)
+            ),
+        ]
+        for path, begin, end in lives:
+            if end is not None and now > end - NOTICE * (end - begin):
+                log.warning(
+                    "%s expires at %s: replace it; the broker then rejects every device",
+                    path,
+                    f"{end:%Y-%m-%d %H:%M} UTC",
+                )
+
+
+def read_outside_authority(wanted: Broker) -> OutsideAuthority | None:
+    """Return the authority that the settings name, after a check of its files; None without.
+    Raises ConfigError.
+    """
+    given = [name for name in FILES if getattr(wanted, name)]
+    if not wanted.ca:
+        if given:
+            raise ConfigError(f"broker.{given[0]} is for another authority: set broker.ca, too")
+        return None
+    if not wanted.tls:
+        raise ConfigError("broker.ca is for devices with certificates: add --tls")
+    if wanted.url:
+        raise ConfigError(
+            "broker.ca is for a broker that the run starts: give an existing one its files "
+            "itself, and name those of the coordinator in its address, without --tls: --broker "
+            "'mqtts://HOST?ca=FILE&cert=FILE'"
+        )
+    if missing := [name for name in FILES if name not in given]:
+        raise ConfigError(f"broker.ca needs broker.{' and broker.'.join(missing)}, too")
+    paths = {name: Path(getattr(wanted, name)) for name in ("ca", *FILES)}
+    for name, path in paths.items():
+        if not path.is_file():
+            raise ConfigError(f"broker.{name}: expected a file, found none: {path}")
+    found = OutsideAuthority(ListenerFiles(**paths))
+    with explain_os_errors(ConfigError, "cannot read the files of broker.ca"):
+        found.check()
+    return found
+
+
+def check_files(files: ListenerFiles) -> frozenset[str]:
+    """Check that the files fit together. Return the serial numbers of revoked certificates,
+    hexadecimal. Raises ConfigError.
+    """
+    authorities, now = read_certificates(files.ca, "broker.ca"), datetime.now(UTC)
+    chain = read_certificates(files.certificate, "broker.certificate")
+    server, key = chain[0], read_key(files.key)
+    if server.public_key() != key:
+        raise ConfigError(f"{files.key}: expected the key of {files.certificate}, found another")
+    if not leads_to(chain, authorities):
+        raise ConfigError(
+            f"{files.certificate}: expected a certificate that an authority in {files.ca} issued, "
+            f"found one of {server.issuer.rfc4514_string()[:100]}"
+        )
+    if now > server.not_valid_after_utc:
+        raise ConfigError(f"{files.certificate} expired at {server.not_valid_after_utc:%Y-%m-%d}")
+    revoked = set[str]()
+    for one in read_lists(files.crl):
+        issuers = [each for each in authorities if each.subject == one.issuer]
+        if not any(one.is_signature_valid(each.public_key()) for each in issuers):  # type: ignore[arg-type]
+            raise ConfigError(
+                f"{files.crl}: expected a list that an authority in {files.ca} signed, found one "
+                f"of {one.issuer.rfc4514_string()[:100]}"
+            )
+        if one.next_update_utc is not None and now > one.next_update_utc:
+            raise ConfigError(
+                f"{files.crl} expired at {one.next_update_utc:%Y-%m-%d %H:%M} UTC: install the "
+                "authority's current list"
+            )
+        revoked |= {f"{row.serial_number:x}" for row in one}
+    return frozenset(revoked)
+
+
+def leads_to(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> bool:
+    """Return whether an authority issued the first certificate, by those that follow it."""
+    if any(is_issued_by(chain[0], one) for one in authorities):
+        return True
+    following = chain[1:]
+    return bool(following) and is_issued_by(chain[0], chain[1]) and leads_to(following, authorities)
+
+
+def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def read_certificates(path: Path, setting: str) -> list[x509.Certificate]:
+    with explain_os_errors(ConfigError, f"{setting}: cannot read {path}"):
+        content = path.read_bytes()
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise ConfigError(f"{setting}: expected certificates in PEM in {path}: {error}") from error
+
+
+def read_key(path: Path) -> object:
+    """Return the public key of a private key."""
+    with explain_os_errors(ConfigError, f"broker.key: cannot read {path}"):
+        content = path.read_bytes()
+    try:
+        return serialization.load_pem_private_key(content, None).public_key()
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"broker.key: expected a key in PEM in {path}: {error}") from error
+
+
+def read_lists(path: Path) -> list[x509.CertificateRevocationList]:
+    with explain_os_errors(ConfigError, f"broker.crl: cannot read {path}"):
+        found = LISTS.findall(path.read_bytes())
+    try:
+        if found:
+            return [x509.load_pem_x509_crl(one) for one in found]
+        problem = "found none"
+    except ValueError as error:
+        problem = str(error)
+    raise ConfigError(
+        f"broker.crl: expected lists of revoked certificates in PEM: {path}: {problem}"
+    )

@@ -1,0 +1,119 @@
+"""A company's certificate authority: a root, and an intermediate authority that issues certificates
+and lists of revoked ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+__all__ = ["Company"]
+
+Key = ec.EllipticCurvePrivateKey
+LIFE = timedelta(days=30)
+
+
+class Company:
+    """The authority and its files.
+
+    folder: of the files. ca: certificates of the root and the intermediate. crl: the lists of both.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder, self.ca, self.crl = folder, folder / "ca.pem", folder / "crl.pem"
+        self._root_key, self._key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+        self._root = sign(name("root"), self._root_key, (name("root"), self._root_key), ca=True)
+        self._own = sign(name("devices"), self._key, (self._root.subject, self._root_key), ca=True)
+        self.ca.write_bytes(to_pem(self._own) + to_pem(self._root))
+        self._revoked: list[int] = []
+        self.write_lists()
+
+    def issue(self, common: str, hosts: Sequence[str] = (), file: str = "") -> Path:
+        """Issue a certificate; return the file with it, the chain, and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        made = sign(name(common), key, (self._own.subject, self._key), hosts=hosts)
+        path = self.folder / f"{file or common}.pem"
+        content = to_pem(made) + to_pem(self._own) + key.private_bytes(*ENCODING)
+        part = path.with_suffix(".part")
+        part.write_bytes(content)
+        part.replace(path)
+        return path
+
+    def revoke(self, path: Path) -> None:
+        """Revoke the certificate in a file, and publish the lists."""
+        self._revoked.append(x509.load_pem_x509_certificate(path.read_bytes()).serial_number)
+        self.write_lists()
+
+    def write_lists(self, life: timedelta = LIFE) -> None:
+        lists = (
+            self._sign_list(self._own.subject, self._key, self._revoked, life),
+            self._sign_list(self._root.subject, self._root_key, [], life),
+        )
+        part = self.crl.with_suffix(".part")
+        part.write_bytes(b"".join(lists))
+        part.replace(self.crl)
+
+    def _sign_list(self, issuer: x509.Name, key: Key, serials: list[int], life: timedelta) -> bytes:
+        now = datetime.now(UTC)
+        builder = x509.CertificateRevocationListBuilder().issuer_name(issuer)
+        builder = builder.last_update(now - LIFE).next_update(now + life)
+        for serial in serials:
+            row = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
+            builder = builder.add_revoked_certificate(row.build())
+        made = builder.sign(key, hashes.SHA256())
+        return made.public_bytes(serialization.Encoding.PEM)
+
+
+ENCODING = (
+    serialization.Encoding.PEM,
+    serialization.PrivateFormat.PKCS8,
+    serialization.NoEncryption(),
+)
+
+
+def name(common: str) -> x509.Name:
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Company"),
+            x509.NameAttribute(NameOID.COMMON_NAME, common),
+        ]
+    )
+
+
+def to_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def sign(
+    subject: x509.Name,
+    key: Key,
+    issuer: tuple[x509.Name, Key],
+    *,
+    ca: bool = False,
+    hosts: Sequence[str] = (),
+) -> x509.Certificate:
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer[0])
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + LIFE)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+    )
+    if hosts:
+        names = [x509.DNSName(host) for host in hosts]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    if not ca:
+        use = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+        builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+    return builder.sign(issuer[1], hashes.SHA256())
