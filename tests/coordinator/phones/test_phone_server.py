@@ -28,6 +28,7 @@ from websockets.sync.client import ClientConnection, connect
 from coordinator.access.broker_setup import open_broker_access
 from coordinator.access.certificate_authority import Authority
 from coordinator.access.configured_authority import open_authority
+from coordinator.access.run_rights import Subject, set_right
 from coordinator.broker import local_broker as brokers
 from coordinator.phones import mqtt_pipe, phone_server
 from coordinator.phones.mqtt_packets import Connect as ConnectFields
@@ -428,6 +429,23 @@ def test_a_revoked_phone_is_disconnected_and_refused(door: Door) -> None:
     with door.open("ann", password) as link:
         assert link.recv(30) == NOT_AUTHORISED
     assert door.enrol("ann") != password  # a new token for the same name
+
+
+def test_a_phone_without_the_right_to_the_run_is_disconnected_and_refused(door: Door) -> None:
+    password, registry = door.enrol("eve"), door.authority.registry
+    with door.open("eve", password) as link:
+        assert link.recv(30) == ACCEPTED
+        with registry.transaction():
+            set_right(registry, Subject("agent", "eve"), "other", withdraw=False)
+        door.pipes.refresh()
+        code, why = read_end(link)
+        assert (code, "no right to this run" in why) == (1008, True)
+    with door.open("eve", password) as link:
+        assert link.recv(30) == NOT_AUTHORISED
+    with registry.transaction():
+        set_right(registry, Subject("agent", "eve"), "r", withdraw=False)
+    with door.open("eve", password) as link:
+        assert link.recv(30) == ACCEPTED
 
 
 @needs_mosquitto
