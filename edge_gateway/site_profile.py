@@ -6,6 +6,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinator.assign.claimed_count_limit import limit_counts
 from coordinator.assign.majority_network import pool_moments
 from federated.install_command import NAME
 from federated.runtime.provenance import versions
@@ -61,17 +62,22 @@ def combine_profiles(gateway: GatewayFacts, devices: Sequence[Profile]) -> Profi
 
 
 def combine_cards(cards: Sequence[Card]) -> Card:
-    """Return the description of all data together. They have the same form."""
-    mean, std = pool_moments([(one.mean, one.std, one.examples) for one in cards])
-    shift, scale = pool_moments([(one.shift, one.scale, one.examples) for one in cards])
+    """Return the description of all data together. They have the same form.
+
+    No device counts with more than ten times the median number of examples (see `limit_counts`).
+    """
+    most = limit_counts(one.examples for one in cards)
+    counts = [min(one.examples, most) for one in cards]
+    mean, std = pool_moments([(c.mean, c.std, n) for c, n in zip(cards, counts, strict=True)])
+    shift, scale = pool_moments([(c.shift, c.scale, n) for c, n in zip(cards, counts, strict=True)])
     first = cards[0]
     return Card(
         first.name,
         first.inputs,
         first.dtype,
         max(one.outputs for one in cards),
-        sum(one.examples for one in cards),
-        sum(one.held_out for one in cards),
+        sum(counts),
+        sum(min(one.held_out, most) for one in cards),
         mean,
         std,
         first.target,
@@ -88,15 +94,16 @@ def combine_timings(devices: Sequence[Profile]) -> tuple[Timing, ...]:
     time that one device takes for all of them. So a step of the gateway takes a device's share of
     all examples times its seconds, of the device that takes longest.
     """
-    examples = sum(one.data.examples for one in devices)
+    most = limit_counts(one.data.examples for one in devices)
+    counts = [min(one.data.examples, most) for one in devices]
     seconds = [{(t.submodel, t.batch): t.seconds for t in one.timings} for one in devices]
     return tuple(
         Timing(
             timing.submodel,
             timing.batch,
             max(
-                known[timing.submodel, timing.batch] * one.data.examples / examples
-                for known, one in zip(seconds, devices, strict=True)
+                known[timing.submodel, timing.batch] * count / sum(counts)
+                for known, count in zip(seconds, counts, strict=True)
             ),
         )
         for timing in devices[0].timings

@@ -61,7 +61,7 @@ class SiteRounds:
             return
         try:
             slot = self._publish(task, weights)
-            collector = SiteSum(self._fleet, weights)
+            collector = SiteSum(self._fleet.agents, weights)
         except (EspalierError, OSError, ValueError) as error:
             self._outcome = make_failure(task, error)
             return

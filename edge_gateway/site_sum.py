@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from coordinator.assign.affordable_submodels import count_steps
-from coordinator.fleet.message_loop import MessageLoop
+from coordinator.assign.claimed_count_limit import limit_counts
 from coordinator.round.collector_interface import Collector
+from coordinator.round.round_state import Agent
 from coordinator.round.task_state import TaskState
 from coordinator.trust.message_checks import check_scores, check_statistics, check_training
 from coordinator.trust.tensor_checks import check_weights
@@ -37,14 +38,20 @@ class SiteSum(Collector):
 
     Sums are float64, so that the mean is rounded only once, to float32.
 
+    A device counts with at most ten times the median number of examples, as at the coordinator.
+
     weights: the weights of the task, as the gateway and its devices received them.
     agents: the devices whose updates were folded, in order.
     """
 
-    def __init__(self, fleet: MessageLoop, weights: Path) -> None:
+    def __init__(self, agents: Mapping[str, Agent], weights: Path) -> None:
+        """agents: of the site, by name. Raises OSError, WireError."""
         self.weights: Tensors = tensors.decode(map_file(weights))[1]
         self.agents: list[str] = []
-        self._fleet, self._total = fleet, Total()
+        known = {name: one.profile for name, one in agents.items() if one.profile is not None}
+        self._examples = {name: profile.data.examples for name, profile in known.items()}
+        self._most = limit_counts(self._examples.values()) if known else 0
+        self._total = Total()
         self._shapes = {name: tuple(value.shape) for name, value in self.weights.items()}
         self._norms = {name: math.sqrt(sum_squares(v)) for name, v in self.weights.items()}
         self._samples, self._steps, self._batches, self._loss = 0, 0, 0, 0.0
@@ -57,15 +64,15 @@ class SiteSum(Collector):
         elif task.work == "evaluate":
             check_scores(update)
         else:
-            agent = self._fleet.agents.get(task.agent)
-            profile = agent.profile if agent is not None else None
-            examples = profile.data.examples if profile is not None else 0
+            examples = self._examples.get(task.agent, 0)
             check_weights(update, self._shapes, self._norms)
             check_training(update, examples, count_steps(task.recipe, examples), elapsed)
 
     def fold(self, state: TaskState, update: Update) -> None:
-        batches = update.notes.get("batches", 0)
-        weight = float(batches or update.samples)
+        """Add an update, and those of its notes that `check` looked at."""
+        samples, notes = min(update.samples, self._most), update.notes
+        batches = min(notes["batches"], self._most) if update.work == "calibrate" else 0
+        weight = float(batches or samples)
         parts = [
             Part(
                 name,
@@ -78,12 +85,14 @@ class SiteSum(Collector):
         ]
         fold(self._total, parts, (update.agent,))
         self.agents.append(update.agent)
-        self._samples += update.samples
+        self._samples += samples
         self._batches += batches
-        self._steps = max(self._steps, update.steps)
-        self._loss += update.samples * float(update.notes.get("loss", 0.0))
-        self._labels.update(update.notes.get("labels", ()))
-        self._tallies.append(update.notes.get("tallies", {}))
+        if update.work == "train":
+            self._steps = max(self._steps, update.steps)
+            self._loss += samples * float(notes["loss"])
+            self._labels.update(notes.get("labels", ()))
+        if update.work != "calibrate":
+            self._tallies.append(notes.get("tallies", {}))
 
     def make_update(self, task: Task) -> Update:
         """Return the update of the gateway for its task. At least one device's update is in it."""

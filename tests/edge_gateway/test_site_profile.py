@@ -49,3 +49,11 @@ def test_it_has_the_least_memory_and_the_common_capabilities() -> None:
 def test_it_leaves_out_what_a_device_could_not_time() -> None:
     small = replace(device("b", 1, 0.1, 0.0), timings=())
     assert combine_profiles(GATEWAY, [device("a", 1, 0.1, 0.0), small]).timings == ()
+
+
+def test_a_device_counts_with_at_most_ten_times_the_median_of_the_examples() -> None:
+    devices = [device("a", 30, 0.1, 0.0), device("b", 30, 0.1, 0.0)]
+    found = combine_profiles(GATEWAY, [*devices, device("liar", 2**40 - 1, 0.1, 12.0)])
+    assert found.data.examples == 360
+    assert found.data.mean == pytest.approx((10.0,))
+    assert [timing.seconds for timing in found.timings] == pytest.approx([0.1 * 300 / 360])
