@@ -149,12 +149,14 @@ class Way:
     away: answer 503 to everything.
     holding: pass on only a piece of each upload of an update.
     held: whether that happened.
+    breaking: part of a path: break down at the next upload to such a path.
     """
 
     store: str
     away: bool = False
     holding: bool = False
     held: threading.Event = field(default_factory=threading.Event)
+    breaking: bytes = b""
 
     def __post_init__(self) -> None:
         self._listening = socket.create_server((HOST, 0))
@@ -201,7 +203,11 @@ class Way:
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
-                if self.holding and data.startswith(b"PUT ") and b"/updates/" in data[:300]:
+                path = data[:300] if data.startswith(b"PUT ") else b""
+                if self.breaking and self.breaking in path:
+                    self.breaking = b""
+                    self.break_down()
+                if self.holding and b"/updates/" in path:
                     sink.sendall(data[: len(data) // 2])
                     data = data[len(data) // 2 :]
                     self.held.set()
