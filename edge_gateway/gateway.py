@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.access.broker_setup import open_broker_access
+from coordinator.access.broker_setup import BrokerAccess, open_broker_access
 from coordinator.settings.service_tables import Broker
 from edge_agent.access.http_access import describe_http_access
 from edge_agent.join.participation import JoinResult, find_run, take_part
@@ -21,6 +21,7 @@ from edge_gateway.site import Site
 from edge_gateway.site_profile import GatewayFacts
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_run_files import Spool
+from federated.errors import EspalierError
 from federated.runtime.console import Say
 from federated.runtime.service_manager import ServiceManager
 from federated.runtime.unit_formatting import format_count
@@ -91,7 +92,7 @@ def run_gateway(request: GatewayRequest, stop: threading.Event, say: Say) -> Gat
     with ExitStack() as stack:
         manager = stack.enter_context(ServiceManager())
         manager.ready("looking for a run")
-        access = stack.enter_context(open_broker_access(request.site_broker, folder, say))
+        access = open_site_broker(request.site_broker, folder, stack, say)
         client = f"scout-{request.name}-{secrets.token_hex(2)}"
         with closing(open_link(request.broker, client)) as scout:
             card = find_run(scout, request.run, request.wait, say)
@@ -119,6 +120,17 @@ def run_gateway(request: GatewayRequest, stop: threading.Event, say: Say) -> Gat
             site.leave(end.reason, over=end.reason != STOPPED)
         sizes = len(site.list_profiles()), link.sent_bytes, link.received_bytes
         return GatewayResult(end.agent, end.run, end.updates, end.reason, end.refused, *sizes)
+
+
+def open_site_broker(wanted: Broker, folder: Path, stack: ExitStack, say: Say) -> BrokerAccess:
+    """Use or start the site's broker. Its errors name the flag of this command: --broker is that of
+    the uplink. Raises EspalierError.
+    """
+    try:
+        return stack.enter_context(open_broker_access(wanted, folder, say))
+    except EspalierError as error:
+        error.on_command_line = error.on_command_line.replace("--broker ", "--site-broker ")
+        raise
 
 
 def open_uplink(request: GatewayRequest, run: str, session: str) -> Link:

@@ -4,6 +4,7 @@ updates.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +29,12 @@ from federated.wire.codecs.raw import RAW
 
 __all__ = ["SiteRounds"]
 
+log = logging.getLogger(__name__)
+
 # share of the time for a task that its devices get; the rest is for the gateway's own upload
 SHARE = 0.9
 NO_DEVICES = "no device of this site is connected and able to do it"
+NOTHING = "no device of this site delivered: see the gateway's log"
 
 
 class SiteRounds:
@@ -126,8 +130,10 @@ class SiteRounds:
         missing = {one.key.agent: one.outcome for one in self._fleet.tasks if not one.came}
         self._fleet.driver.end()
         if not collector.agents:
+            # the reasons name devices, and stay here
             why = "; ".join(f"{name}: {outcome}" for name, outcome in sorted(missing.items()))
-            self._outcome = Outcome(task, None, f"no device of this site delivered: {why}")
+            log.warning("round %d: no device delivered: %s", task.round, why)
+            self._outcome = Outcome(task, None, NOTHING)
             return
         try:
             update = collector.make_update(task)
