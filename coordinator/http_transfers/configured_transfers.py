@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,14 +17,16 @@ __all__ = ["open_transfers"]
 
 
 @contextmanager
-def open_transfers(config: Config, spool: Path, say: Say) -> Iterator[Transfers | None]:
+def open_transfers(
+    config: Config, spool: Path, say: Say, leads: Callable[[], bool] = lambda: True
+) -> Iterator[Transfers | None]:
     """Serve transfers inside the context, or let them go through a store; None if the
-    configuration asks for neither. spool: of the run. Raises UsageError, ConfigError, StoreError,
-    MissingExtra.
+    configuration asks for neither. spool: of the run. leads: whether no other coordinator took over
+    the run. Raises UsageError, ConfigError, StoreError, MissingExtra.
     """
     wanted = config.http
     if wanted.store:
-        with use_store(wanted, config.name, spool, say) as stored:
+        with use_store(wanted, config.name, spool, say, leads) as stored:
             yield stored
     elif wanted.listen:
         with serve_transfers(config, spool, say) as urls:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -70,10 +70,14 @@ class StoreTransfers:
 
 
 @contextmanager
-def use_store(config: Http, run: str, spool: Path, say: Say) -> Iterator[StoreTransfers]:
+def use_store(
+    config: Http, run: str, spool: Path, say: Say, leads: Callable[[], bool]
+) -> Iterator[StoreTransfers]:
     """Transfer through the configured store inside the context. When the run ends or is stopped,
-    remove its objects: another coordinator may still need them after an error. Raises ConfigError
-    if the store cannot be used.
+    remove its objects: another coordinator may still need them after an error, or if it took over
+    the run.
+
+    leads: whether none did. Raises ConfigError if the store cannot be used.
     """
     bucket = parse_bucket(config, run)
     check_exposure(config)
@@ -93,11 +97,13 @@ def use_store(config: Http, run: str, spool: Path, say: Say) -> Iterator[StoreTr
         yield made
     except (Stopped, KeyboardInterrupt):
         made.close()
-        clear(store)
+        if leads():
+            clear(store)
         raise
     finally:
         made.close()
-    clear(store)
+    if leads():
+        clear(store)
 
 
 def parse_bucket(config: Http, run: str) -> Bucket:

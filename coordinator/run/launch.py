@@ -215,7 +215,7 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View, manager: Service
     will = topics.run(config.name), b""  # removes the card, so that no agent joins a dead run
     with (
         open_broker_access(config.broker, folder, view.say, config.wire.chunk) as broker_access,
-        open_transfers(config, prepared.store.spool, view.say) as urls,
+        open_transfers(config, prepared.store.spool, view.say, prepared.store.leads) as urls,
         serve_phones(config, broker_access.address, view.say, urls.origin if urls else ""),
         closing(open_link(broker_access.address, f"coordinator-{config.name}", will)) as link,
         open_view(config, fleets, view) as read,

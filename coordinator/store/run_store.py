@@ -189,6 +189,10 @@ class Store(RunRecords):
                 raise
             self._mark_end()
 
+    def leads(self) -> bool:
+        """Return False once another coordinator took over the run."""
+        return run_lock.is_present(self._held, self.folder)
+
     @property
     def _held(self) -> int:
         assert self._lock is not None, "the run was opened to be read"

@@ -18,10 +18,11 @@ from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.http_transfers import store_thread, stored_updates
 from coordinator.http_transfers.configured_transfers import open_transfers
 from coordinator.http_transfers.object_store import Bucket, ObjectStore, StoreFailure
-from coordinator.http_transfers.store_transfers import StoreTransfers, check_store
+from coordinator.http_transfers.store_transfers import StoreTransfers, check_store, parse_bucket
 from coordinator.http_transfers.stored_updates import SMALLEST, STRAY, StoredUpdates
 from coordinator.http_transfers.stored_weights import StoredWeights
 from coordinator.settings.config import load
+from coordinator.store import run_lock
 from federated.errors import ConfigError
 from federated.http_transfers import http_client
 from federated.http_transfers.http_client import HttpAccess, HttpTransfer
@@ -344,3 +345,26 @@ def test_an_address_that_cannot_be_signed_is_asked_for_again(
         assert (grant.open, grant.parts) == (False, ())
         monkeypatch.undo()
         assert transfers.grant(PLACE, update.manifest).open
+
+
+@pytest.mark.parametrize("displaced", [False, True])
+def test_a_coordinator_that_is_interrupted_removes_only_its_own_objects(
+    displaced: bool, endpoint: str, tmp_path: Path
+) -> None:
+    """Whoever took the run over needs them, such as after the first coordinator was suspended."""
+    lock, folder = run_lock.acquire(tmp_path), tmp_path / "spool"
+    settings = {"name": "r", "http.store": f"s3://{BUCKET}", "http.endpoint": endpoint}
+    config = load(None, {}, [*settings.items()])
+    store = ObjectStore(parse_bucket(config.http, "r"))
+    source = tmp_path / "source"
+    source.write_bytes(b"part")
+    successor = None
+    transfers = open_transfers(config, folder, print, lambda: run_lock.is_present(lock, tmp_path))
+    with pytest.raises(KeyboardInterrupt), transfers:  # noqa: PT012  # ctrl-C inside
+        store.put("updates/later", source)
+        successor = run_lock.replace(tmp_path) if displaced else None
+        raise KeyboardInterrupt
+    assert list(store.list("")) == (["updates/later"] if displaced else [])
+    for handle in (lock, successor):
+        if handle is not None:
+            run_lock.release(handle)
