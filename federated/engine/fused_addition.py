@@ -56,7 +56,8 @@ def load_fused() -> Fused | None:
         from numba import njit
     except ImportError:
         return None
-    fused: Fused = tuple(njit(nogil=True, fastmath={"contract"})(f) for f in (add_two, add_four))
+    compile_one = njit(nogil=True, fastmath={"contract"})
+    fused: Fused = compile_one(add_two), compile_one(add_four)
     rows = torch.randn(8, PROBE, generator=torch.Generator().manual_seed(0))
     expected, found = rows[0].clone(), rows[0].clone()
     for index, row in enumerate(rows[1:]):
