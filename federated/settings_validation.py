@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from federated.errors import SettingError, Unknown
 
-__all__ = ["Natural", "Record", "Seed", "Settings", "validate"]
+__all__ = ["Natural", "Record", "Seed", "Settings", "list_changed", "validate"]
 
 Natural = Annotated[int, Meta(ge=0)]
 Seed = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -59,6 +59,15 @@ class Settings(Record, frozen=True):
 
     def __contains__(self, key: object, /) -> bool:
         return key in self.__struct_fields__
+
+
+def list_changed(settings: Settings) -> dict[str, Any]:
+    """Return the settings that differ from their defaults, as plain values. An agent of an earlier
+    version, which lacks new settings, accepts them unless the run uses a new one.
+    """
+    plain = msgspec.to_builtins(settings)
+    fields = msgspec.structs.fields(settings)
+    return {one.name: plain[one.name] for one in fields if settings[one.name] != one.default}
 
 
 def validate(

@@ -10,8 +10,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-import msgspec
-
 from coordinator.access.broker_setup import BrokerAccess
 from coordinator.assign.eligibility import Eligibility
 from coordinator.assign.majority_network import build_network
@@ -39,6 +37,7 @@ from federated.errors import ConfigError, EspalierError, LinkError, StoreError, 
 from federated.method import Method, Settings
 from federated.methods.catalogue import list_loaded_hooks
 from federated.methods.common.inactive_mechanisms import inactive
+from federated.settings_validation import list_changed
 from federated.task import Recipe
 from federated.trainer_capabilities import list_required_capabilities, name_hook
 from federated.wire import messages
@@ -306,6 +305,6 @@ def complete_card(card: messages.Run, method: Method, settings: Settings) -> mes
     )
     return replace(
         card,
-        settings=msgspec.to_builtins(settings),
+        settings=list_changed(settings),
         menu=method.menu(card.network, settings) if surveys and card.network is not None else (),
     )

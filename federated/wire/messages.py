@@ -167,7 +167,7 @@ class Run:
     session: identifies the coordinator's process; a new one means that it restarted, and that
         earlier tasks continue.
     data: required form of a device's data; None: the agent describes its own.
-    settings: settings of a method that surveys the devices at join; otherwise empty.
+    settings: those settings of the method that differ from their defaults.
     menu: all submodels, for a method that surveys the devices at join; otherwise empty.
     codec: name of the codec for trained updates, which the profile must list.
     """

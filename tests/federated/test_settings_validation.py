@@ -8,7 +8,7 @@ import pytest
 from msgspec import Meta, field
 
 from federated.errors import ConfigError
-from federated.settings_validation import Record, validate
+from federated.settings_validation import Record, Settings, list_changed, validate
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 
@@ -66,3 +66,16 @@ def test_an_unknown_key_is_answered_with_the_nearest_key() -> None:
         ConfigError, match=r"run.toml: inner: unknown key 'nams'; did you mean name"
     ):
         validate(Outer, {"inner": {"nams": {}}}, "run.toml")
+
+
+class Added(Settings, frozen=True):
+    lr: float = 0.1
+    new: bool = False
+
+
+def test_only_settings_that_differ_from_their_defaults_are_listed() -> None:
+    """So a device whose version lacks the setting `new` accepts those of a run without it."""
+    assert list_changed(Added()) == {}
+    given = Added(seed=3, lr=0.2)
+    assert list_changed(given) == {"seed": 3, "lr": 0.2}
+    assert validate(Added, list_changed(given), "card") == given

@@ -35,6 +35,9 @@ from models.submodel_building import build, shapes, statistics
 
 __all__ = ["PyTorchTrainer"]
 
+# the end of an error
+UNKNOWN = "; a setting that a later version added needs that version: upgrade this agent"
+
 
 class Cuda:
     """The memory of the CUDA device, which PyTorch initialises at the first use."""
@@ -122,7 +125,8 @@ class PyTorchTrainer:
         chosen = find_loaded_method(run.method)
         if chosen.hooks is None or chosen.hooks.survey is None:
             return {}
-        settings = validate(chosen.record, run.settings, f"card of run '{run.run}': {chosen.name}")
+        where = f"card of run '{run.run}': {chosen.name}"
+        settings = validate(chosen.record, run.settings, where, lambda key: UNKNOWN)
         return chosen.hooks.survey(
             Survey(
                 run.network,
