@@ -12,7 +12,7 @@ DEMO ?=
 TESTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := models federated export coordinator edge_agent edge_gateway espalier
+PACKAGES := models federated export coordinator edge_agent espalier
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # The bytecode of the tests, and of the programs that they start, is compiled once, not by each process.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    *("models", "federated", "export", "edge_agent", "coordinator", "edge_gateway", "espalier"),
+    *("models", "federated", "export", "edge_agent", "coordinator", "espalier"),
     "benchmarks",
 )
 

@@ -18,9 +18,9 @@ import torch
 
 from benchmarks.__main__ import main as benchmarks
 from coordinator.cli.main import main as coordinator
+from coordinator.gateway.command import main as edge_gateway
 from coordinator.settings.config import load
 from edge_agent.cli.main import main as edge_agent
-from edge_gateway.command import main as edge_gateway
 from federated.engine.aggregate import Total, fold
 from federated.method import Method, State, configure
 from federated.methods.catalogue import find_method
@@ -30,7 +30,7 @@ from models.slicing import is_statistic
 from models.submodel_building import initial
 from tests.support.page_blocks import PAGES, REASONS, ROOT, list_blocks
 
-FOLDERS = "benchmarks|coordinator|deploy|docs|edge_agent|edge_gateway|export|federated|models|tests"
+FOLDERS = "benchmarks|coordinator|deploy|docs|edge_agent|export|federated|models|tests"
 LABELS = {"labels": [0, 1], "loss": 1.0}
 PROGRAMS = {
     "benchmarks": benchmarks,

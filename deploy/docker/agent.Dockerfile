@@ -15,7 +15,6 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN /opt/espalier/bin/pip install --no-deps --index-url "${TORCH_INDEX}" --constraint constraints.txt torch torchvision
 COPY coordinator coordinator
 COPY edge_agent edge_agent
-COPY edge_gateway edge_gateway
 COPY espalier espalier
 COPY export export
 COPY federated federated

@@ -13,7 +13,6 @@ RUN python -m venv /opt/espalier
 COPY LICENSE README.md constraints.txt pyproject.toml ./
 COPY coordinator coordinator
 COPY edge_agent edge_agent
-COPY edge_gateway edge_gateway
 COPY espalier espalier
 COPY export export
 COPY federated federated

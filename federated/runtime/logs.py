@@ -32,7 +32,7 @@ __all__ = ["EVENTS", "Form", "conceal", "configure", "log_options", "record_log"
 
 EVENTS = "log.jsonl"  # events of a run, in its folder
 LARGEST, KEPT = 8 << 20, 3  # bytes of a log file, and number of older ones to keep
-OURS = ("coordinator", "edge_agent", "edge_gateway", "export", "federated", "models")
+OURS = ("coordinator", "edge_agent", "export", "federated", "models")
 HIDDEN = "***"
 SHORTEST = 4  # characters of a secret to hide; hiding every `a` would make a log unreadable
 INSIDE = re.compile(r"(?<=://)([^\s/:@\"']*):[^\s/@\"']+@")  # user and password in an address

@@ -37,7 +37,7 @@ __all__ = [
 
 COORDINATOR = [sys.executable, "-m", "coordinator.cli"]
 AGENT = [sys.executable, "-m", "edge_agent.cli"]
-GATEWAY = [sys.executable, "-m", "edge_gateway"]
+GATEWAY = [sys.executable, "-m", "coordinator.gateway"]
 WITHOUT_TORCH = [
     sys.executable,
     "-c",

@@ -26,15 +26,7 @@ from tests.support.waiting import eventually
 # each update imports PyTorch several times, and trains once
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1200)]
 FIRST, SECOND = "9.1.0", "9.2.0"
-PACKAGES = (
-    "coordinator",
-    "edge_agent",
-    "edge_gateway",
-    "espalier",
-    "export",
-    "federated",
-    "models",
-)
+PACKAGES = ("coordinator", "edge_agent", "espalier", "export", "federated", "models")
 FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 Change = Callable[[str, bytes], bytes]  # of a file in a wheel, by its name
 

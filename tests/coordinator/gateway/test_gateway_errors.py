@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.gateway.gateway import GatewayRequest, run_gateway
 from coordinator.settings.service_tables import Broker
-from edge_gateway.gateway import GatewayRequest, run_gateway
 from federated.errors import LinkError
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge_gateway.site_profile import GatewayFacts, combine_profiles
+from coordinator.gateway.site_profile import GatewayFacts, combine_profiles
 from federated.task import Card, Profile, Timing
 from tests.support.scripted_agent import PROFILE
 from tests.support.scripted_coordinator import SMALL

@@ -16,13 +16,13 @@ from safetensors.numpy import load_file
 
 from coordinator.access.broker_setup import BrokerAccess
 from coordinator.fleet.message_loop import MessageLoop
+from coordinator.gateway.gateway import take_turns
+from coordinator.gateway.site import Site, SiteEligibility
+from coordinator.gateway.site_profile import GatewayFacts
 from coordinator.observe.events import Event, RoundEnded
 from coordinator.settings.config import Config
 from coordinator.store.run_store import Store
 from edge_agent.join.participation import find_run
-from edge_gateway.gateway import take_turns
-from edge_gateway.site import Site, SiteEligibility
-from edge_gateway.site_profile import GatewayFacts
 from export.trainstep.graph_order import make_order
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_run_files import Spool

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.access.broker_setup import BrokerAccess, open_broker_access
+from coordinator.gateway.site import Site
+from coordinator.gateway.site_profile import GatewayFacts
 from coordinator.settings.service_tables import Broker
 from edge_agent.access.http_access import describe_http_access
 from edge_agent.join.participation import JoinResult, find_run, take_part
-from edge_gateway.site import Site
-from edge_gateway.site_profile import GatewayFacts
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
 from federated.device.agent_run_files import Spool
 from federated.errors import EspalierError

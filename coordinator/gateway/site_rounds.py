@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from coordinator.fleet.message_loop import MessageLoop
+from coordinator.gateway.site_sum import SiteSum
 from coordinator.round import round_events as on
 from coordinator.round.leases import SLACK
 from coordinator.round.round_state import Agent
 from coordinator.round.task_state import MAX_LEASES, Planned
-from edge_gateway.site_sum import SiteSum
 from federated.device.agent_run_files import GRAPH
 from federated.device.task_runner_interface import Outcome
 from federated.errors import EspalierError, Refused, describe_os_error

@@ -15,6 +15,8 @@ from coordinator.assign.eligibility import Eligibility
 from coordinator.assign.majority_network import find_majority
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.fleet.run_clock import RunClock
+from coordinator.gateway.site_profile import GatewayFacts, combine_profiles
+from coordinator.gateway.site_rounds import SiteRounds
 from coordinator.observe.events import (
     AgentJoined,
     AgentLeft,
@@ -26,8 +28,6 @@ from coordinator.observe.events import (
 )
 from coordinator.round.round_state import Rules
 from coordinator.settings.config import Config
-from edge_gateway.site_profile import GatewayFacts, combine_profiles
-from edge_gateway.site_rounds import SiteRounds
 from federated.errors import FleetError
 from federated.runtime.console import Say
 from federated.runtime.unit_formatting import format_count

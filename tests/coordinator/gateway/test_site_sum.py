@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.gateway.site_sum import SiteSum
 from coordinator.round.round_state import Agent
 from coordinator.round.task_state import TaskState
-from edge_gateway.site_sum import SiteSum
 from federated.task import Card, Recipe, Task, Update, Work
 from federated.wire import tensors
 from models.menu import menu

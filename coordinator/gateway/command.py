@@ -1,4 +1,4 @@
-"""Define the command `edge-gateway` and its options; `edge_gateway.gateway` does the work."""
+"""Define the command `edge-gateway`; `coordinator.gateway.gateway` does the work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from federated.runtime.logs import configure, log_options
 from federated.runtime.unit_formatting import format_count
 
 if TYPE_CHECKING:
-    from edge_gateway.gateway import GatewayRequest
+    from coordinator.gateway.gateway import GatewayRequest
 
 __all__ = ["main"]
 
@@ -137,8 +137,8 @@ def main(form: str, **options: Any) -> None:
     `edge-agent join`. Ctrl-C leaves the run cleanly.
     """
     with report_errors("edge-gateway", "train"):
+        from coordinator.gateway.gateway import run_gateway
         from edge_agent.cli.option_values import stop_on_signals
-        from edge_gateway.gateway import run_gateway
 
         say = speaker(form)
         end = run_gateway(make_request(options, say), stop_on_signals(), say)
@@ -154,12 +154,12 @@ def make_request(options: Mapping[str, Any], say: Say) -> GatewayRequest:
     """Return the options as a request, and enrol the gateway if a token is given. Raises
     EspalierError.
     """
+    from coordinator.gateway.gateway import GatewayRequest
     from coordinator.settings.service_tables import Broker
     from edge_agent.access.broker_credentials import read_token, resolve_broker
     from edge_agent.cli.option_values import check_agent_name, check_labels
     from edge_agent.device.process_limits import parse_size
     from edge_agent.device.state_folder import locate_state
-    from edge_gateway.gateway import GatewayRequest
 
     token = read_token(options["token"], options["token_file"])
     broker, name = resolve_broker(
