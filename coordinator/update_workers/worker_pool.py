@@ -156,7 +156,8 @@ class WorkerProcess:
         self.name, self._hello, self._reports = name, hello, reports
         self._delay, self._started, self._due = RESTART_DELAY, 0.0, 0.0
         self._process: subprocess.Popen[bytes] | None = None
-        self._reader: threading.Thread | None = None
+        self._threads: tuple[threading.Thread, ...] = ()
+        self._orders = queue.SimpleQueue[Order | None]()
         self._heard = 0.0
         self._start()
 
@@ -166,11 +167,11 @@ class WorkerProcess:
         return None if self._process is None else self._process.pid
 
     def send(self, order: Order) -> None:
-        """Send an order. It is lost if the worker has ended, which `restart_if_dead` notices."""
+        """Send an order, without waiting for a worker that does not read. It is lost if the worker
+        has ended, which `restart_if_dead` notices.
+        """
         if self._process is not None:
-            assert self._process.stdin is not None
-            with contextlib.suppress(OSError):
-                write_frame(self._process.stdin, order)
+            self._orders.put(order)
 
     def restart_if_dead(self) -> bool:
         """Start the worker if it has ended or gives no sign of life, at growing intervals if it
@@ -214,9 +215,13 @@ class WorkerProcess:
             log.error("%s cannot start: %s", self.name, error)
             self._due = self._started + self._delay
             return
-        self._process = process
-        self._reader = threading.Thread(target=self._read, args=(process,), daemon=True)
-        self._reader.start()
+        self._process, self._orders = process, queue.SimpleQueue[Order | None]()
+        self._threads = (
+            threading.Thread(target=self._read, args=(process,), daemon=True),
+            threading.Thread(target=write_orders, args=(process, self._orders), daemon=True),
+        )
+        for thread in self._threads:
+            thread.start()
         assert process.stderr is not None
         threading.Thread(target=relay_log, args=(self.name, process.stderr), daemon=True).start()
         self.send(self._hello)
@@ -234,15 +239,21 @@ class WorkerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        self._orders.put(None)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout)
         process.kill()
         process.wait()
-        if self._reader is not None:
-            self._reader.join()  # its last reports come before those of the next process
+        for thread in self._threads:
+            thread.join()  # its last reports come before those of the next process
+
+
+def write_orders(process: subprocess.Popen[bytes], orders: queue.SimpleQueue[Order | None]) -> None:
+    """Write the orders to a process, up to None or until it ends."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError), process.stdin:
+        while (order := orders.get()) is not None:
+            write_frame(process.stdin, order)
 
 
 class WorkerPool:

@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.broker import local_broker as brokers
 from coordinator.fleet.update_inbox import Inbox
+from coordinator.update_workers import worker_messages, worker_pool
 from coordinator.update_workers.worker_pool import WorkerPool, WorkerSettings
 from federated.errors import Refused
 from federated.task import Key
@@ -127,3 +128,21 @@ def test_a_wrong_digest_starts_the_transfer_over(
 
         eventually(is_refused)
     assert inbox.load == (1, 0)
+
+
+def test_a_worker_that_hangs_does_not_block_the_coordinator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The orders are more than the pipe to the worker takes."""
+    monkeypatch.setattr(worker_pool, "SILENCE", 1.0)
+    with closing(WorkerPool(WorkerSettings(1, "mqtt://127.0.0.1:1", RUN), 1, sync=False)) as pool:
+        (hanging,) = pool.pids
+        os.kill(hanging, signal.SIGSTOP)
+        for number in range(200):
+            pool.send(AGENT, worker_messages.Drop(number, "x" * 1024))
+
+        def is_replaced() -> bool:
+            list(pool.take_reports())
+            return bool(pool.pids) and pool.pids != [hanging]
+
+        eventually(is_replaced)
