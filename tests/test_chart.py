@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -118,3 +119,20 @@ def test_helm_makes_manifests_that_kubernetes_accepts(
     file.write_text(text)
     done = subprocess.run([validate, "--strict", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_pod_ends_with_the_exit_code_of_the_coordinator(tmp_path: Path) -> None:
+    shutil.copy(CHART / "start.sh", tmp_path)
+    (tmp_path / "run.toml").write_text("round = 1\n")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    alive = tmp_path / "alive"
+    alive.touch()  # of an earlier container
+    done = subprocess.run(
+        ["sh", "start.sh", "harvest"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"PATH": path, "ESPALIER_ALIVE": str(alive)},
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "round" in done.stderr
+    assert not alive.exists()
