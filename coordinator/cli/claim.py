@@ -60,7 +60,7 @@ __all__ = ["claim"]
 @PKI
 @FORMAT
 def claim(batch: str | None, source: Path | None, pki: str, form: str, **options: Any) -> None:
-    """Create a token with which the devices of BATCH claim certificates.
+    """Let the devices of BATCH claim certificates with a token.
 
     The token is the same for all devices of the batch, such as in the image that they are flashed
     with (`edge-agent join --token-file`). Each gets the certificate of its line in the list, once,

@@ -29,7 +29,7 @@ __all__ = ["grant"]
 def grant(
     names: tuple[str, ...], run: str | None, groups: tuple[str, ...], pki: str, **more: Any
 ) -> None:
-    """Let devices and groups take part in RUN, or show who is limited to which runs.
+    """Let devices take part in a run, or show their rights.
 
     A device without a limit may take part in every run. Once it or one of its groups is granted a
     run, it may take part only in granted runs. A running coordinator applies a change at once.

@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "claim": LazyCommand(
         "coordinator.cli.claim:claim",
-        "Create a token with which the devices of BATCH claim certificates.",
+        "Let the devices of BATCH claim certificates with a token.",
     ),
     "demo": LazyCommand(
         "coordinator.cli.demo:demo",

@@ -38,7 +38,7 @@ COMMANDS = {
     ),
     "update": LazyCommand(
         "edge_agent.cli.update:update",
-        "Install a WHEEL or a VERSION beside this one, check it, and switch to it.",
+        "Install a WHEEL or VERSION, check it, and switch to it.",
     ),
 }
 

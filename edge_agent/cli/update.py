@@ -71,7 +71,7 @@ def update(
     count_start: bool,
     form: str,
 ) -> None:
-    """Install a WHEEL or a VERSION beside this one, check it, and switch to it.
+    """Install a WHEEL or VERSION, check it, and switch to it.
 
     The new version must pass `edge-agent doctor` and train once on this device. Otherwise nothing
     changes. The previous version stays installed.
