@@ -260,7 +260,14 @@ class Registry:
     # ---- groups of devices -----------------------------------------------------------------------
 
     def set_groups(self, name: str, groups: Iterable[str]) -> None:
-        """Make a device a member of these groups only; within `transaction`."""
+        """Make a device a member of these groups only; within `transaction`. If it leaves a group
+        that is limited to named runs, it stays limited, to the runs of its own.
+        """
+        groups = set(groups)
+        left = {row[0] for row in self.read("select team from members where name = ?", name)}
+        limited = {row[0] for row in self.read("select name from rights where kind = 'group'")}
+        if (left - groups) & limited:
+            self.change("insert or ignore into rights values ('agent', ?, '')", name)
         self._base.execute("delete from members where name = ?", (name,))
         self._base.executemany("insert into members values (?, ?)", [(name, one) for one in groups])
 

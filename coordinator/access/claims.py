@@ -167,6 +167,11 @@ def claim(
                     f"revoke it at once (coordinator revoke {name}), and enrol this one with a "
                     f"token (coordinator enroll {name})"
                 )
+            if known.ends <= now:
+                raise Refused(
+                    f"the certificate of '{name}' expired: enrol this device with a token "
+                    f"(coordinator enroll {name})"
+                )
             return known.pem
         if registry.list_valid(name, now):
             raise Refused(f"'{name}' already has a certificate (coordinator revoke {name})")

@@ -6,6 +6,7 @@ A worker that dies is replaced, and its task repeated: its result depends on wha
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -70,12 +71,15 @@ class RayWorkers(ThreadPool):
 
     def stop(self) -> None:
         super().stop()
-        for actor in self._actors:
-            self._ray.kill(actor)  # also ends its task
-        self._actors = []
+        with contextlib.suppress(ConnectionError):
+            for actor in self._actors:
+                actor.stop.remote()
 
     def close(self) -> None:
         super().close()
+        with contextlib.suppress(ConnectionError):
+            for actor in self._actors:
+                self._ray.kill(actor)
         self._client.disconnect()
 
 
@@ -122,6 +126,7 @@ def start_actors(ray: Any, source: DataSource, config: Config, count: int) -> li
     options = {
         "num_cpus": 1,
         "num_gpus": GPU_SHARE if config.simulate.device == "cuda" else 0,
+        "max_concurrency": 2,  # to be stopped while it executes a task
         "max_restarts": RETRIES,
         "max_task_retries": RETRIES,
     }
@@ -231,7 +236,12 @@ class RayWorker:
     ) -> None:
         load_extensions(config, given)
         source.__dict__["whole"] = data  # in place of loading it
-        self._worker = Worker(source, config, lambda: False)  # it is killed to be stopped
+        self._stopped = threading.Event()
+        self._worker = Worker(source, config, self._stopped.is_set)
+
+    def stop(self) -> None:
+        """End the current task at its next step."""
+        self._stopped.set()
 
     def version(self) -> str:
         """Return the installed version of this project."""

@@ -235,6 +235,9 @@ def examine_file(number: int, path: Path, check: TensorCheck | None) -> Whole:
         return Whole(number, examine(update, check, received))
     except WireError as error:
         return Whole(number, refusal=str(error))
+    except Exception as error:  # of a codec of the user: it would end each worker that tries again
+        log.exception("the codec '%s' failed", check.codec)
+        return Whole(number, refusal=f"the codec '{check.codec}' failed: {error}")
 
 
 @lru_cache(CACHED)

@@ -84,6 +84,14 @@ def test_a_certificate_is_claimed_once_but_a_lost_answer_is_repeated(
         ask(authority, token, "1000a")
 
 
+def test_a_device_whose_certificate_expired_is_told_to_enrol(authority: Authority) -> None:
+    years = 24 * 365 * HOUR
+    token = add_claim(authority, Terms("long", 20 * years, 2), LIST, ("localhost", 8884))
+    ask(authority, token, "1000a")
+    with pytest.raises(Refused, match=r"'pi-1' expired: enrol .*coordinator enroll pi-1"):
+        ask(authority, token, "1000a", now=time.time() + 19 * years)
+
+
 def test_a_claim_ends_by_time_number_or_revocation(authority: Authority, token: Token) -> None:
     with pytest.raises(Refused, match="expired"):
         ask(authority, token, "1000a", now=time.time() + HOUR + 1)

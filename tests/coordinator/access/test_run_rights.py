@@ -81,6 +81,16 @@ def test_a_device_has_its_own_runs_and_those_of_its_groups(authority: Authority)
     assert list_limits(registry) == {PI: ("s",)}
 
 
+def test_a_device_that_leaves_a_limited_group_stays_limited(authority: Authority) -> None:
+    join(authority, "eu", "pi", "pad")
+    change(authority, EU, "r")
+    join(authority, "us", "pi")
+    assert list_excluded(authority.registry, "r") == {"pi"}
+    assert list_excluded(authority.registry, "s") == {"pi", "pad"}
+    change(authority, PI, EVERY_RUN)
+    assert list_excluded(authority.registry, "s") == {"pad"}
+
+
 def test_exclusions_name_the_runs_of_the_authority_and_those_that_were_granted(
     authority: Authority,
 ) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from coordinator.round.tensor_check import TensorCheck
+from coordinator.update_workers import update_receiver
 from coordinator.update_workers.update_receiver import MOST_INVALID, UpdateReceiver
 from coordinator.update_workers.worker_messages import (
     Damaged,
@@ -188,6 +189,17 @@ def test_an_update_with_wrong_tensors_is_refused(bench: Bench, tmp_path: Path, d
     found = examine(bench, data, tmp_path / "x.weights")
     assert found.examined is None
     assert found.refusal
+
+
+def test_an_update_whose_codec_fails_is_refused(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Update:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(update_receiver, "decode_update", fail)
+    found = examine(bench, encode_trained(0.5), tmp_path / "x.weights")
+    assert found.refusal == "the codec 'fp16' failed: by nothing"
 
 
 def test_without_the_weights_the_coordinator_checks_the_update(
