@@ -112,6 +112,7 @@ class Pipes:
             while not (found := list(reader.read(await receive(socket)))):
                 pass
         connect, phone = await self._admit(socket, found[0])
+        self.excluded -= {phone.name}  # it has the right now, whatever the last `refresh` read
         socket.scope[IDENTIFY](f"phone {phone.name}", PER_PHONE)
         try:
             broker, sender = await self._dial(phone)
