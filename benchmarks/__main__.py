@@ -32,6 +32,10 @@ COMMANDS = {
     "broker": LazyCommand(
         "benchmarks.broker_memory:command", "Measure a broker that distributes weights."
     ),
+    "capacity": LazyCommand(
+        "benchmarks.capacity.command:command",
+        "Estimate what a large fleet needs, from results of scale.",
+    ),
     "codec": LazyCommand(
         "benchmarks.weight_encoding_speed:command",
         "Time each encoding of weights, and count its bytes.",

@@ -99,6 +99,7 @@ ROOMS = {
     "benchmarks": (
         "peers",
         "comparison",
+        "capacity",
         "aggregation",
         "simulation",
         "analyses",

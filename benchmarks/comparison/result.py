@@ -23,6 +23,7 @@ __all__ = [
     "format_ratio",
     "format_result",
     "format_value",
+    "read_result",
     "read_results",
     "write_result",
 ]
@@ -72,17 +73,22 @@ def write_result(result: BenchmarkResult) -> Path:
 
 def read_results() -> list[BenchmarkResult]:
     """Return the saved results, by name. Raises ConfigError if a file is no result."""
-    found = []
-    for path in sorted(FOLDER.glob("*.json")):
-        with explain_os_errors(ConfigError, f"{path}: cannot be read"):
-            content = path.read_bytes()
-        try:
-            found.append(msgspec.json.decode(content, type=BenchmarkResult))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"{path}: expected a result of python -m benchmarks {path.stem} --save: {error}"
-            ) from None
-    return found
+    return [read_result(path, path.stem) for path in sorted(FOLDER.glob("*.json"))]
+
+
+def read_result(path: Path, name: str) -> BenchmarkResult:
+    """Return the result in a file. Raises ConfigError if there is none.
+
+    name: of the benchmark whose result is expected, for the message
+    """
+    with explain_os_errors(ConfigError, f"{path}: cannot be read"):
+        content = path.read_bytes()
+    try:
+        return msgspec.json.decode(content, type=BenchmarkResult)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: expected a result of python -m benchmarks {name} --save: {error}"
+        ) from None
 
 
 def describe_surroundings(result: BenchmarkResult) -> str:

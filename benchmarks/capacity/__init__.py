@@ -1,0 +1,1 @@
+"""What a large fleet needs, extrapolated from measured smaller ones."""
