@@ -99,7 +99,7 @@ def connect(ray: Any, address: str) -> Any:
     except Exception as error:  # of Ray, gRPC or the network
         raise ConfigError(
             f"simulate.workers = '{address}': cannot connect to a Ray cluster: "
-            f"{first_line(error)}; start its first machine with: ray start --head "
+            f"{last_line(error)}; start its first machine with: ray start --head "
             "--ray-client-server-port PORT"
         ) from error
 
@@ -143,7 +143,7 @@ def check_actor(ray: Any, actor: Any, address: str) -> None:
         theirs = ray.get(actor.version.remote(), timeout=START)
     except Exception as error:  # whatever prevents its start
         raise ConfigError(
-            f"simulate.workers = '{address}': a worker cannot start: {first_line(error)}; install "
+            f"simulate.workers = '{address}': a worker cannot start: {last_line(error)}; install "
             f"{NAME} {ours} on each machine of the cluster, with the version of Python of this one"
         ) from error
     if theirs != ours:
@@ -153,7 +153,7 @@ def check_actor(ray: Any, actor: Any, address: str) -> None:
         )
 
 
-def first_line(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
     """Return the last line of an error's text that says what happened, without a traceback."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
@@ -215,7 +215,7 @@ class RemoteWorker:
             raise error.cause from None
         except (errors.RayError, ConnectionError) as error:
             raise WorkerDied(
-                f"a worker on the Ray cluster ended ({first_line(error)}): resume the run"
+                f"a worker on the Ray cluster ended ({last_line(error)}): resume the run"
             ) from error
 
 

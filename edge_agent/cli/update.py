@@ -73,8 +73,8 @@ def update(
 ) -> None:
     """Install a WHEEL or VERSION, check it, and switch to it.
 
-    The new version must pass `edge-agent doctor` and train once on this device. Otherwise nothing
-    changes. The previous version stays installed.
+    The new version must pass `edge-agent doctor` and, with PyTorch, train once on this device.
+    Otherwise nothing changes. The previous version stays installed.
     """
     with print_errors("update"):
         from edge_agent.update import version_switch

@@ -21,7 +21,7 @@ __all__ = ["LEAST", "Fused", "add_fused", "is_installed", "load_fused"]
 
 log = logging.getLogger(__name__)
 
-LEAST = 1 << 20  # entries of an update; smaller ones are added before the functions are compiled
+LEAST = 1 << 20  # entries of an update; PyTorch adds smaller ones
 PROBE = 1000  # entries whose bits are compared with PyTorch's; not a multiple of a vector
 
 Fused = tuple[Callable[..., None], Callable[..., None]]
