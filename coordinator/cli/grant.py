@@ -18,7 +18,7 @@ __all__ = ["grant"]
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME...]")
-@click.option("--run", metavar="RUN", help="the run")
+@click.option("--run", metavar="RUN", help="name of the run")
 @click.option(
     "--group", "groups", multiple=True, metavar="GROUP", help="also a group; may be repeated"
 )
@@ -32,7 +32,8 @@ def grant(
     """Let devices take part in a run, or show their rights.
 
     A device without a limit may take part in every run. Once it or one of its groups is granted a
-    run, it may take part only in granted runs. A running coordinator applies a change at once.
+    run, it may take part only in granted runs. A running coordinator applies a change
+    within seconds.
     """
     form, off, every = more["form"], more["off"], more["every_run"]
     with print_errors("grant"):

@@ -112,7 +112,7 @@ COMMANDS = {
     ),
     "simulate": LazyCommand(
         "coordinator.cli.simulate:simulate",
-        "Simulate the fleet of an experiment on this machine.",
+        "Simulate the fleet of an experiment, here or on a Ray cluster.",
     ),
     "start": LazyCommand(
         "coordinator.cli.start:start",

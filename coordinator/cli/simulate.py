@@ -62,7 +62,7 @@ def simulate(
     form: str,
     **flags: Any,
 ) -> None:
-    """Simulate the fleet of an experiment on this machine.
+    """Simulate the fleet of an experiment, here or on a Ray cluster.
 
     The simulation runs the same rounds and methods as a real fleet. To run the experiment on a real
     fleet, pass the file to `coordinator start --config`.

@@ -109,7 +109,7 @@ UNENROLLED = (
     metavar="CONDITIONS",
     default="",
     help="conditions for training, separated by commas: charging, idle, unmetered, temperature<70, "
-    "22:00-06:00 (local time), traffic<2GB and energy<500kJ (of this device's agents in a calendar "
+    "22:00-06:00 (local time), traffic<2GB and energy<500kJ (of this user's agents in a calendar "
     "month)",
 )
 @click.option(
