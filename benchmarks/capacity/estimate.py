@@ -17,7 +17,8 @@ LEFT_OUT = (
     "order of agent names; workers take over none of this. Where more than one processor is "
     "needed for it, the estimate is not valid: use gateways.",
     "Left out: heartbeats in the broker's processor time; TLS, which the measured broker did not "
-    "use; joining and reconnecting; calibration and scores; repeated transfers.",
+    "use; joining and reconnecting; calibration and scores; repeated transfers; the more frequent "
+    "heartbeats of tasks with leases below 75 s.",
     "Updates arrive evenly, over MQTT in messages of 256 KiB. Bytes are those of weights, updates "
     "and heartbeats. A managed broker may count a large message as several.",
     "Not estimated: the time of a round, since agents and broker shared the measured machine; "
