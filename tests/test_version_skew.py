@@ -108,7 +108,7 @@ def test_a_coordinator_is_upgraded_while_agents_of_both_versions_train(
     before = versions.coordinate(AT_PROTOCOL_3, "--rounds", "500", "--min-agents", "2")
     agents = [versions.join(AT_PROTOCOL_3, "old", "0/2"), versions.join(NOW, "new", "1/2")]
     assert wait_for_words(before, tmp_path / "0.err", "round 2 of 500", 240)
-    before.send_signal(signal.SIGINT)
+    before.send_signal(signal.SIGTERM)  # background processes ignore SIGINT
     assert before.wait(90) == 130
     store = Store.open(tmp_path / "runs", "r", read_only=True)
     done = store.rounds_done

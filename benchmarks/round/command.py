@@ -4,6 +4,7 @@ their own, compared with MQTT clients that only move the same bytes through the 
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import sys
@@ -34,13 +35,16 @@ from models.submodel_building import full
 
 __all__ = ["ENDED", "Course", "command", "make_rows", "measure_once"]
 
+ROOT = Path(__file__).parents[2]
 RUN, MODEL = "round", "preresnet-18"
 ROUNDS = 7  # the first is a warm-up, and the last may evaluate
+FEW = 4  # rounds of Flower's deployment, which take up to a minute each; the first is a warm-up
 COUNTS = (2, 10)
 KINDS = ("mosquitto", "embedded")
 SILENCE = 900.0  # seconds after which a fleet counts as failed
 SAMPLE = 0.05  # seconds between samples of the coordinator's memory
-MOST_TIMES, LEAST_TIMES = 1.3, 1.5  # of the floor, and of Flower's time
+MOST_TIMES, LEAST_TIMES = 1.3, 1.5  # of the floor, and of the time of Flower's gRPC server
+DEPLOYMENT, LEAST_DEPLOYMENT = "flwr deployment", 8.0
 MOST_BASE, MOST_MODELS = 250.0, 3.0  # MB before the first round, and models more in a round
 BARE, LISTENING = "bare clients", "listening"
 ENDED = re.compile(r"^round (?:\d+ took|([\d.]+)$)", re.MULTILINE)
@@ -146,6 +150,40 @@ def run_flower(folder: Path, agents: int, rounds: int) -> Course:
     return run_peer(folder, command, others, rounds)
 
 
+def time_deployment(folder: Path, agents: int) -> float:
+    """Return the median seconds of a round through Flower's current deployment. Raises
+    FleetError.
+    """
+    folder.mkdir(parents=True)
+    python, port = set_up("flwr"), find_free_port("127.0.0.1", 0)
+    what = (str(port), str(FEW), str(agents), str(measure_model() // 4))
+    # it starts programs by name
+    node = ["env", f"PATH={python.parent}{os.pathsep}{os.environ['PATH']}", f"PYTHONPATH={ROOT}"]
+    node += [
+        "flower-supernode",
+        "--insecure",
+        "--superlink",
+        f"127.0.0.1:{port}",
+        "--host",
+        "127.0.0.1",
+        "--port",
+    ]
+    with ExitStack() as stack:
+        command = [str(python), "-m", "benchmarks.round.flwr_deployment", *what]
+        first = stack.enter_context(process("superlink", command, folder))
+        wait_for_words(first, LISTENING)
+        for index in range(agents):
+            own = [*node, str(find_free_port("127.0.0.1", 0))]
+            stack.enter_context(process(f"supernode-{index}", own, folder))
+        until = time.monotonic() + SILENCE
+        while first.popen.poll() is None and time.monotonic() < until:
+            time.sleep(SAMPLE)
+        seconds = [float(text) for text in ENDED.findall(first.read())]
+        if first.popen.poll() != 0 or len(seconds) < FEW:
+            raise FleetError(f"Flower's deployment failed; the end of its log:\n{first.tail()}")
+    return statistics.median(seconds[1:])
+
+
 def run_peer(
     folder: Path,
     first: Sequence[str],
@@ -190,20 +228,25 @@ def follow(first: Running, others: Sequence[int], rounds: int) -> tuple[float, i
 
 
 def make_rows(
-    found: Mapping[tuple[str, int], tuple[Course, Course]], flower: Mapping[int, Course]
+    found: Mapping[tuple[str, int], tuple[Course, Course]],
+    flower: Mapping[int, Course],
+    deployment: Mapping[int, float],
 ) -> list[Row]:
     """Return the comparisons of what was measured. found: a fleet and bare clients, by broker and
-    number of agents. flower: by number of agents.
+    number of agents. flower, deployment: by number of agents.
     """
     times, sizes = list[Row](), list[Row]()
-    goals = {"flwr": LEAST_TIMES, BARE: 1 / MOST_TIMES}
+    goals = {"flwr": LEAST_TIMES, DEPLOYMENT: LEAST_DEPLOYMENT, BARE: 1 / MOST_TIMES}
     for (kind, agents), (own, bare) in found.items():
         name, grown = f"{agents} agents, {kind}", (own.peak - own.base) / measure_model()
         peers = {"flwr": flower[agents]} if agents in flower else {}
         times += compare_all(
             f"round, {name} (ms)",
             1000 * own.seconds,
-            {peer: 1000 * one.seconds for peer, one in peers.items()},
+            {
+                **{peer: 1000 * one.seconds for peer, one in peers.items()},
+                **({DEPLOYMENT: 1000 * deployment[agents]} if agents in deployment else {}),
+            },
             Baseline(BARE, 1000 * bare.seconds),
             goals,
         )
@@ -246,12 +289,17 @@ def command(
     """Time rounds without training.
 
     Agents in processes of their own send a ResNet-18 back. Print the time of a round, compared with
-    MQTT clients that only move the same bytes and with Flower's gRPC server and clients, and the
-    memory of the coordinator.
+    MQTT clients that only move the same bytes, with Flower's gRPC server and clients and with its
+    SuperLink and SuperNodes, and the memory of the coordinator.
     """
     with tempfile.TemporaryDirectory(prefix="espalier-round-") as folder:
         flower = {
             agents: run_flower(Path(folder) / f"flower-{agents}", agents, ROUNDS)
+            for agents in counts
+            if peers
+        }
+        deployment = {
+            agents: time_deployment(Path(folder) / f"deployment-{agents}", agents)
             for agents in counts
             if peers
         }
@@ -264,4 +312,4 @@ def command(
                     f"{agents} agents, {kind}: {1000 * one[0].seconds:.0f} ms a round, bare "
                     f"clients {1000 * one[1].seconds:.0f} ms"
                 )
-        return make_rows(found, flower)
+        return make_rows(found, flower, deployment)

@@ -26,7 +26,8 @@ def test_a_fleet_is_compared_with_bare_clients_and_its_memory_with_limits() -> N
     fleet = Course(2.6, 4.0, 260_000_000, 260_000_000 + 2 * model)
     found = {("mosquitto", 2): (fleet, Course(2.0, 3.0, 30_000_000, 90_000_000))}
     rows = {
-        (row.name, row.baseline.name): row for row in make_rows(found, {2: Course(3.0, 4.4, 0, 0)})
+        (row.name, row.baseline.name): row
+        for row in make_rows(found, {2: Course(3.0, 4.4, 0, 0)}, {2: 12.0})
     }
     name = "2 agents, mosquitto"
     assert rows[f"round, {name} (ms)", "bare clients"].met
