@@ -23,10 +23,12 @@ from coordinator import audit_log
 from coordinator.audit_log import Actor
 from federated.errors import Refused, StoreError, explain_os_errors
 
-__all__ = ["REGISTRY", "Certificate", "Registry", "hash_secret"]
+__all__ = ["LIMIT", "REGISTRY", "Certificate", "Registry", "hash_secret"]
 
 REGISTRY = "registry.sqlite"  # in the authority's folder
 BUSY = 10.0  # seconds to wait for another process
+# in place of a run: a limit's own row, so that a device whose last run is withdrawn stays limited
+LIMIT = ""
 SCHEMA = """
 create table if not exists tokens (hash text primary key, name text not null, until real not null,
                                    key text not null default '', serial text not null default '');
@@ -267,7 +269,7 @@ class Registry:
         left = {row[0] for row in self.read("select team from members where name = ?", name)}
         limited = {row[0] for row in self.read("select name from rights where kind = 'group'")}
         if (left - groups) & limited:
-            self.change("insert or ignore into rights values ('agent', ?, '')", name)
+            self.change("insert or ignore into rights values ('agent', ?, ?)", name, LIMIT)
         self._base.execute("delete from members where name = ?", (name,))
         self._base.executemany("insert into members values (?, ?)", [(name, one) for one in groups])
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from coordinator.access.certificate_registry import Registry
+from coordinator.access.certificate_registry import LIMIT, Registry
 
 __all__ = [
     "EVERY_RUN",
@@ -24,8 +24,6 @@ __all__ = [
 ]
 
 EVERY_RUN = "*"  # no run can have this name
-# The row of a limit: without it, a device whose last run was withdrawn could join every run.
-LIMIT = ""
 EXCLUDED = """
 with given (name, run) as (
     select name, run from rights where kind = 'agent'

@@ -109,12 +109,12 @@ class ObjectStore:
                 self._client.delete_object(**self._name(key))
 
     def sign_get(self, key: str, seconds: int) -> str:
-        """Return an address at which whoever knows it downloads an object for a while."""
+        """Return an address that permits anyone who knows it to download an object for a while."""
         return self._sign("get_object", seconds, self._name(key))
 
     def sign_put(self, key: str, size: int, seconds: int) -> str:
-        """Return an address at which whoever knows it stores an object of exactly this size for a
-        while.
+        """Return an address that permits anyone who knows it to upload an object of exactly this
+        size for a while.
         """
         return self._sign("put_object", seconds, {**self._name(key), "ContentLength": size})
 

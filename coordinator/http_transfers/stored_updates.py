@@ -39,7 +39,7 @@ class Expected:
     """An update that an agent may put into the store.
 
     manifest: as offered.
-    path: the file that its bytes are appended to. Whoever removes it ends the permission.
+    path: the file that its bytes are appended to. Removing it ends the permission.
     folder: of its parts, in the store.
     seen: numbers of the parts that are in the store.
     """

@@ -45,8 +45,8 @@ WINDOWS = 3  # most measured windows; the fastest counts, since others were dist
 AGREEMENT = 0.03  # largest relative difference of two windows that were not disturbed
 WINDOW = 0.3  # seconds per window: many scheduling periods, so that a fraction of a processor shows
 STEPS = 2  # minimum steps per window
-# to choose the number of threads: windows per number, of which the fastest counts, and the seconds
-# of each; short, since numbers between which the choice matters differ clearly
+# to choose the number of threads: windows per number (the fastest counts), and seconds per window;
+# short windows suffice, since numbers of threads that matter differ clearly
 COMPARED, SHORT_WINDOW = 2, 0.1
 
 

@@ -64,8 +64,8 @@ def stage_wheel(source: str, sha256: str, root: Path, index: str | None = None) 
     """
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise UsageError(
-            f"--sha256: expected 64 hexadecimal digits, found {sha256[:80]!r}: take them from "
-            "whoever built the wheel (sha256sum FILE)"
+            f"--sha256: expected 64 hexadecimal digits, found {sha256[:80]!r}: run "
+            "sha256sum FILE where the wheel was built"
         )
     folder = root / STAGED
     with explain_os_errors(StoreError, f"cannot write to {folder}"):

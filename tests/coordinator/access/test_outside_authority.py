@@ -1,4 +1,4 @@
-"""A broker and devices with certificates of a company's authority: who may do what, and errors."""
+"""A broker and devices with certificates of a company's authority: rights and errors."""
 
 from __future__ import annotations
 

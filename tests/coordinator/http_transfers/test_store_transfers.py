@@ -351,7 +351,7 @@ def test_an_address_that_cannot_be_signed_is_asked_for_again(
 def test_a_coordinator_that_is_interrupted_removes_only_its_own_objects(
     displaced: bool, endpoint: str, tmp_path: Path
 ) -> None:
-    """Whoever took the run over needs them, such as after the first coordinator was suspended."""
+    """The coordinator that took over the run needs them."""
     lock, folder = run_lock.acquire(tmp_path), tmp_path / "spool"
     settings = {"name": "r", "http.store": f"s3://{BUCKET}", "http.endpoint": endpoint}
     config = load(None, {}, [*settings.items()])
