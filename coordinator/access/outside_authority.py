@@ -26,7 +26,7 @@ __all__ = ["OutsideAuthority", "read_outside_authority"]
 
 log = logging.getLogger(__name__)
 
-NOTICE = 0.1  # part of the life of a file, at the end of which a warning says so
+NOTICE = 0.1  # last part of the life of a file, in which a warning names its end
 LISTS = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 FILES = ("certificate", "key", "crl")
 
@@ -72,7 +72,7 @@ class OutsideAuthority:
         for path, begin, end in lives:
             if end is not None and now > end - NOTICE * (end - begin):
                 log.warning(
-                    "%s expires at %s: replace it; the broker then rejects every device",
+                    "%s expires at %s, and the broker then refuses every device: replace it before",
                     path,
                     f"{end:%Y-%m-%d %H:%M} UTC",
                 )

@@ -30,7 +30,7 @@ from coordinator.simulate.workers import (
 )
 from federated.data.dataset import Dataset
 from federated.device.agent_run_files import GRAPH
-from federated.errors import ConfigError, MissingExtra
+from federated.errors import ConfigError, require_extra
 from federated.install_command import NAME
 from federated.runtime.provenance import versions
 from federated.task import Task
@@ -54,7 +54,8 @@ class RayWorkers(ThreadPool):
     """
 
     def __init__(self, source: DataSource, config: Config, address: str) -> None:
-        self._ray = import_ray()
+        with require_extra("simulate.workers = 'ray://...'", "ray"):
+            self._ray: Any = import_module("ray")
         self._client = connect(self._ray, address)
         try:
             count = count_free(self._ray, address, config.simulate.device)
@@ -81,13 +82,6 @@ class RayWorkers(ThreadPool):
             for actor in self._actors:
                 self._ray.kill(actor)
         self._client.disconnect()
-
-
-def import_ray() -> Any:
-    try:
-        return import_module("ray")
-    except ModuleNotFoundError as error:
-        raise MissingExtra("simulate.workers = 'ray://...'", "ray", "ray") from error
 
 
 def connect(ray: Any, address: str) -> Any:
