@@ -130,11 +130,12 @@ def restart_or_return(places: Environments, request: UpdateRequest, say: Say) ->
         say(f"the agent of {new.name} {reached}")
         return
     back, _ = places.roll_back()
-    restart(request.unit)
-    raise FleetError(
-        f"went back from {new.name} to {back.name}: {reason}; look into journalctl -u "
-        f"{request.unit}"
-    )
+    problem = f"went back from {new.name} to {back.name}: {reason}"
+    try:
+        restart(request.unit)
+    except ConfigError as error:
+        raise FleetError(f"{problem}; then {error}") from error
+    raise FleetError(f"{problem}; look into journalctl -u {request.unit}")
 
 
 def restart(unit: str) -> None:
