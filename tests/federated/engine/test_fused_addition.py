@@ -53,7 +53,7 @@ def test_numba_is_not_used_where_it_rounds_differently(monkeypatch, fresh, caplo
     assert "rounds differently" in caplog.text
 
 
-# one tensor that goes to two places, and two tensors that go to the same place
+# two tensors that go to two places of one sum, and two that go to the same place
 APART = (
     Row("a", corner((300,)), "h", ((0, 300),), (700,)),
     Row("b", corner((300,)), "h", ((300, 600),), (700,)),
