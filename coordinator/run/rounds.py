@@ -14,12 +14,13 @@ from functools import partial
 
 import torch
 
+from coordinator.assign.agent_track_record import Standing, list_active
 from coordinator.assign.selection import make_generator
 from coordinator.fleet.submodel_shipment import Shipment
 from coordinator.fleet.update_file_names import TEMPORARY
 from coordinator.observe.events import PrivacySpent, RoundEnded, RoundStarted, time_stage
 from coordinator.observe.fleet_scores import is_target_reached
-from coordinator.observe.round_records import Entry, RoundRecord, Score
+from coordinator.observe.round_records import RoundRecord, Score
 from coordinator.phases.evaluation import Evaluator, drop_statistics
 from coordinator.phases.fleet_history import FleetHistory, load_history
 from coordinator.phases.run_context import RunContext
@@ -171,7 +172,7 @@ def run_round(
     run.publish(RoundStarted(plan.round, run.config.rounds, plan.chosen))
     trained = train(training)
     if not trained.total.seen:
-        report_empty_round(run, trained.entries)
+        report_empty_round(run, trained)
     elif run.defences.rule is None and not has_weight(trained.total):
         log.warning(
             "nothing is learned in round %d: the `parts` of method %s gave every update weight 0, "
@@ -209,19 +210,31 @@ def begin_training(run: RunContext, progress: Progress) -> Training:
     return Training(run, progress.state, progress.history, plan)
 
 
-def report_empty_round(run: RunContext, entries: Sequence[Entry]) -> None:
-    """Warn about a round without updates. Raises FleetError if every agent failed to train even the
-    smallest submodel.
+def report_empty_round(run: RunContext, trained: Trained) -> None:
+    """Warn about a round without updates. Raises FleetError if every agent of the run failed to
+    train even the smallest submodel. Other agents may train next, so those that report a failure
+    cannot end a run of others.
     """
-    reasons = "; ".join(f"{e.agent}: {e.outcome}" for e in entries)
+    reasons = "; ".join(f"{e.agent}: {e.outcome}" for e in trained.entries)
     log.warning("no update in this round: %s", reasons)
-    if entries and all(
-        e.outcome.startswith("failed") and e.submodel == run.menu[0].unowned.name for e in entries
+    smallest, standings = run.menu[0].unowned.name, trained.history.standings
+    if trained.entries and all(
+        agent.refused
+        or agent.excluded
+        or has_failed(standings.get(agent.name, Standing()), smallest)
+        for agent in run.fleet.agents.values()
     ):
         problem = "no agent can train even the smallest submodel"
         # so that a resumed run plans the round again
         run.fleet.driver.handle(TasksDropped(run.fleet.clock(), (), problem, round=True))
         raise FleetError(f"{problem}: {reasons}")
+
+
+def has_failed(standing: Standing, submodel: str) -> bool:
+    """Return True if the agent's failure to train the submodel still bars it."""
+    return any(
+        setback.submodel == submodel and setback.kind != "late" for setback in list_active(standing)
+    )
 
 
 def has_weight(total: Total) -> bool:
