@@ -58,6 +58,7 @@ def make_profile() -> Profile:
         runtime="my client 1.0",
         data=data,
         timings=(Timing(SUBMODEL, BATCH, 0.002),),
+        protocol=envelope.PROTOCOL,
     )
 
 

@@ -48,7 +48,12 @@ def log_to_stderr(command: Callable[..., None]) -> Callable[..., None]:
     help="address of the coordinator's broker, as for edge-agent join; required, except with a "
     "token",
 )
-@click.option("--token", metavar="TOKEN", help="token of `coordinator enroll`; enrols this gateway")
+@click.option(
+    "--token",
+    metavar="TOKEN",
+    help="token of `coordinator enroll`; enrols this gateway, unless it is enrolled. Other users "
+    "of this machine can see it; --token-file hides it",
+)
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),

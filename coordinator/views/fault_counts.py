@@ -18,6 +18,7 @@ __all__ = ["describe_faults"]
 MAX_FAULTS = 200  # rows, the most frequent ones
 MAX_FILES = 64  # log files whose counts are remembered
 FAULTS: Mapping[str, str] = {
+    "agent refused": "an agent was refused",
     "broker lost": "the broker was lost",
     "came": "an agent restarted",
     "delayed": "a round was delayed",
@@ -25,7 +26,6 @@ FAULTS: Mapping[str, str] = {
     "lease expired": "a lease expired",
     "refused": "a message or an update was refused",
     "resumed": "the coordinator restarted",
-    "turned away": "an agent was turned away",
     "went": "an agent left",
 }
 """Kind of an event in the log -> the fault in words."""

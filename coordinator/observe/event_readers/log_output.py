@@ -68,7 +68,7 @@ def write_event(event: Event) -> None:
         case events.AgentLeft(agent, reason):
             write(WARNING, "went", f"{agent} {reason}", agent=agent)
         case events.AgentRefused(agent, reason):
-            write(WARNING, "turned away", f"{agent} cannot take part: {reason}", agent=agent)
+            write(WARNING, "agent refused", f"{agent} was refused: {reason}", agent=agent)
         case events.LeaseExpired(agent, seconds):
             idle = f"made no progress for {seconds:.0f} s; no longer counted toward the quorum"
             write(WARNING, "lease expired", f"{agent} {idle}", agent=agent)

@@ -46,7 +46,7 @@ ENTRY = Entry("pi", "w0.5-d2", "folded", loss=0.25, seconds=1.5)
         ),
         (events.AgentJoined("pi", True), {"event": "came", "agent": "pi"}),
         (events.AgentLeft("pi", "went away"), {"event": "went", "agent": "pi"}),
-        (events.AgentRefused("pi", "no"), {"event": "turned away", "agent": "pi"}),
+        (events.AgentRefused("pi", "no"), {"event": "agent refused", "agent": "pi"}),
         (events.LeaseExpired("pi", 9.0), {"event": "lease expired", "agent": "pi"}),
         (
             events.TaskFailed("pi", "w1", "failed: disk"),
