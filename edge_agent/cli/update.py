@@ -84,7 +84,7 @@ def update(
         if sum((source is not None, rollback, count_start)) != 1:
             raise UsageError("expected one of WHEEL, VERSION, --rollback and --count-start")
         if count_start:
-            print_result(version_switch.count_start(say), form)
+            print_result(version_switch.count_start(device, say), form)
         elif rollback:
             print_result(version_switch.go_back(device, unit, say), form)
         else:

@@ -5,6 +5,8 @@ update` goes back if a new version does not join.
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import sys
 from pathlib import Path
 
@@ -19,6 +21,7 @@ __all__ = ["read_start", "remove_start", "write_start"]
 log = logging.getLogger(__name__)
 
 NAME = "start.json"
+MOST = 1 << 16  # bytes of the file
 
 
 class StartRecord(msgspec.Struct, frozen=True):
@@ -53,8 +56,19 @@ def remove_start() -> None:
 
 def read_start() -> StartRecord | None:
     """Return the record; None without a readable one. Raises StoreError if the user has no home."""
-    path = locate_state() / NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=StartRecord)
+        return msgspec.json.decode(read_plain(locate_state() / NAME), type=StartRecord)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def read_plain(path: Path) -> bytes:
+    """Return the content of a small file, whose owner this process may not trust: no link is
+    followed, and nothing that never ends is read. Raises OSError.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no regular file")
+        return file.read(MOST)

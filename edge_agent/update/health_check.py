@@ -7,19 +7,18 @@ the user of the agent's service, who owns the credentials.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edge_agent.access.enrolment_files import load_credentials
 from edge_agent.update.installation import clean_variables, locate
-from federated.errors import ConfigError, UsageError
+from edge_agent.update.service_user import ServiceUser
+from federated.errors import ConfigError
 from federated.runtime.console import Say
 from federated.wire.mqtt_address import format_url
 
-__all__ = ["Device", "check_environment", "take_identity"]
+__all__ = ["Device", "check_environment"]
 
 TIMEOUT = 1800.0  # seconds for one check; a slow board trains for minutes
 IMPORTS_TORCH = "import importlib.util as u; raise SystemExit(u.find_spec('torch') is None)"
@@ -41,46 +40,30 @@ class Device:
     user: str = ""
 
 
-def take_identity(user: str) -> dict[str, Any]:
-    """Use the home folder of a user, with the agent's state, from now on. Return the arguments of
-    `subprocess.run` that start a command as this user. Raises UsageError.
-    """
-    if not user:
-        return {}
-    import pwd  # not on Windows
-
-    try:
-        found = pwd.getpwnam(user)
-    except KeyError:
-        raise UsageError(f"--as {user}: there is no such user on this machine") from None
-    os.environ["HOME"] = found.pw_dir
-    if found.pw_uid == os.getuid():
-        return {}
-    if os.getuid() != 0:
-        raise UsageError(f"--as {user}: only root can run commands as another user: use sudo")
-    groups = os.getgrouplist(user, found.pw_gid)
-    return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": groups}
-
-
 def check_environment(
-    environment: Path, version: str, device: Device, identity: dict[str, Any], say: Say
+    environment: Path, version: str, device: Device, user: ServiceUser, say: Say
 ) -> None:
     """Run all checks in an environment. Raises ConfigError for the first that fails, with what it
     printed.
 
-    version: that it must have. identity: see `take_identity`.
+    version: that it must have. user: that runs them.
     """
     program = str(locate(environment, "edge-agent"))
-    found = run_check([program, "--version"], identity)
+    with user.act():
+        flags = list_flags(device)
+    found = run_check([program, "--version"], user)
     if found.split()[-1:] != [version]:
         raise ConfigError(f"{program} --version: expected {version}, found {found[-200:]!r}")
-    run_check([program, "doctor", *list_flags(device)], identity)
+    run_check([program, "doctor", *flags], user)
     python = str(locate(environment, "python"))
     trains = not subprocess.run(  # noqa: S603
-        [python, "-I", "-c", IMPORTS_TORCH], env=clean_variables(), check=False, **identity
+        [python, "-I", "-c", IMPORTS_TORCH],
+        env=clean_variables(),
+        check=False,
+        **user.arguments,
     ).returncode
     if trains:
-        run_check([program, "join", "--dry-run", "--format", "json"], identity)
+        run_check([program, "join", "--dry-run", "--format", "json"], user)
     say(f"{environment.name} passed its checks" + ("" if trains else ", without PyTorch"))
 
 
@@ -93,7 +76,7 @@ def list_flags(device: Device) -> list[str]:
     return [word for flag, value in given.items() if value for word in (flag, value)]
 
 
-def run_check(words: list[str], identity: dict[str, Any]) -> str:
+def run_check(words: list[str], user: ServiceUser) -> str:
     """Run a command, and return what it printed. Raises ConfigError with it if it fails."""
     shown = " ".join(words)
     try:
@@ -106,7 +89,7 @@ def run_check(words: list[str], identity: dict[str, Any]) -> str:
             env=clean_variables(),
             timeout=TIMEOUT,
             check=False,
-            **identity,
+            **user.arguments,
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{shown} did not end within {TIMEOUT:.0f} s") from None

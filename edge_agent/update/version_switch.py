@@ -10,12 +10,12 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from edge_agent.device.start_record import read_start, remove_start
 from edge_agent.update.environments import Environments, find_environments, hold_lock
-from edge_agent.update.health_check import Device, check_environment, take_identity
+from edge_agent.update.health_check import Device, check_environment
 from edge_agent.update.installation import StagedWheel, build_environment, stage_wheel
+from edge_agent.update.service_user import ServiceUser, find_service_user
 from federated.errors import ConfigError, FleetError, StoreError, UsageError, explain_os_errors
 from federated.runtime.console import Say
 
@@ -53,30 +53,31 @@ def update(request: UpdateRequest, say: Say) -> dict[str, str]:
     UsageError, ConfigError, LinkError, StoreError, and FleetError if the new agent does not join
     and the previous one is back.
     """
-    identity = take_identity(request.device.user)
+    user = find_service_user(request.device.user)
     places = find_environments()
     with hold_lock(places.root):
         places.tidy(say)
         base = places.current
         assert base is not None, "checked when they were found"
-        new = install(places, base, request, identity, say)
+        new = install(places, base, request, user, say)
         with explain_os_errors(StoreError, f"cannot switch to {new}"):
             if hasattr(os, "sync"):
                 os.sync()
-            remove_start()
+            with user.act():
+                remove_start()
             places.begin_trial(new)
             places.switch(new)
             places.tidy(say)
         say(f"switched from {base.name} to {new.name}")
         if request.unit:
-            restart_or_return(places, request, say)
+            restart_or_return(places, request, user, say)
         else:
             say("restart the agent's service to use it")
     return describe(places)
 
 
 def install(
-    places: Environments, base: Path, request: UpdateRequest, identity: dict[str, Any], say: Say
+    places: Environments, base: Path, request: UpdateRequest, user: ServiceUser, say: Say
 ) -> Path:
     """Install the requested version beside the current one, check it, and return its folder. After
     an error nothing of it remains.
@@ -86,7 +87,7 @@ def install(
         new = choose_folder(places, wheel)
         try:
             build_environment(wheel, new, base, request.requirements, say)
-            check_environment(new, wheel.version, request.device, identity, say)
+            check_environment(new, wheel.version, request.device, user, say)
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -112,7 +113,9 @@ def choose_folder(places: Environments, wheel: StagedWheel) -> Path:
     return new
 
 
-def restart_or_return(places: Environments, request: UpdateRequest, say: Say) -> None:
+def restart_or_return(
+    places: Environments, request: UpdateRequest, user: ServiceUser, say: Say
+) -> None:
     """Restart the service, and return to the previous environment if the new agent does not join in
     time. Raises FleetError then.
     """
@@ -120,7 +123,7 @@ def restart_or_return(places: Environments, request: UpdateRequest, say: Say) ->
     assert new is not None, "an update switched to it"
     try:
         restart(request.unit)
-        reached = wait_for_join(new, request.wait)
+        reached = wait_for_join(new, request.wait, user)
     except ConfigError as error:
         reached, reason = "", str(error)
     else:
@@ -150,13 +153,15 @@ def restart(unit: str) -> None:
         raise ConfigError(f"systemctl restart {unit} failed: {done.stderr.strip()[-300:]}")
 
 
-def wait_for_join(environment: Path, seconds: float) -> str:
+def wait_for_join(environment: Path, seconds: float, user: ServiceUser) -> str:
     """Wait until the agent of an environment has joined a run and was not refused. Return what it
     reached, in words; empty if it did not start. An agent that finds no run waits for one.
     """
     deadline, joined_at = time.monotonic() + seconds, 0.0
     while True:
-        now, record = time.monotonic(), read_start()
+        with user.act():
+            record = read_start()
+        now = time.monotonic()
         started = record is not None and Path(record.environment) == environment.resolve()
         if not started or record is None or not record.joined:
             joined_at = 0.0
@@ -173,7 +178,7 @@ def go_back(device: Device, unit: str, say: Say) -> dict[str, str]:
     """Return to the previous environment, and restart the service if one is named. Raises
     UsageError, ConfigError, StoreError.
     """
-    take_identity(device.user)
+    find_service_user(device.user)
     places = find_environments()
     with hold_lock(places.root):
         back, old = places.roll_back()
@@ -185,18 +190,19 @@ def go_back(device: Device, unit: str, say: Say) -> dict[str, str]:
     return describe(places)
 
 
-def count_start(say: Say) -> dict[str, str]:
+def count_start(device: Device, say: Say) -> dict[str, str]:
     """Count a start of the current environment's agent while it is on trial, and return to the
     previous environment after MOST_STARTS starts without joining. A service does this before each
     start, with the previous environment's command, which is known to work. Raises ConfigError,
     StoreError.
     """
-    places = find_environments()
+    user, places = find_service_user(device.user), find_environments()
     with hold_lock(places.root):
         trial, current = places.read_trial(), places.current
         if trial is None or current is None:
             return describe(places)
-        record = read_start()
+        with user.act():
+            record = read_start()
         if record is not None and Path(record.environment) == current.resolve():
             places.end_trial()
         elif trial.starts < MOST_STARTS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from edge_agent.device.start_record import read_start, remove_start, write_start
 from edge_agent.update.environments import MARK, Environments, find_environments, hold_lock
 from edge_agent.update.health_check import Device
+from edge_agent.update.service_user import SAME_USER, ServiceUser
 from edge_agent.update.version_switch import MOST_STARTS, count_start, go_back, wait_for_join
 from federated.errors import ConfigError, StoreError, UsageError
 
@@ -90,13 +92,13 @@ def test_going_back_exchanges_both_environments(places: Environments) -> None:
 def test_an_environment_that_does_not_join_is_left_after_some_starts(places: Environments) -> None:
     places.begin_trial(places.root / "b")
     for _ in range(MOST_STARTS):
-        count_start(ignore)
+        count_start(Device(), ignore)
         assert name_links(places) == ("b", "a")
     said: list[str] = []
-    count_start(said.append)
+    count_start(Device(), said.append)
     assert name_links(places) == ("a", "b")
     assert said == ["b did not join in 3 starts: went back to a"]
-    count_start(said.append)
+    count_start(Device(), said.append)
     assert name_links(places) == ("a", "b"), "a is not on trial"
     assert len(said) == 1
 
@@ -104,11 +106,11 @@ def test_an_environment_that_does_not_join_is_left_after_some_starts(places: Env
 def test_an_environment_whose_agent_joined_stays(places: Environments) -> None:
     places.begin_trial(places.root / "b", MOST_STARTS)
     write_start(joined=True)
-    count_start(ignore)
+    count_start(Device(), ignore)
     assert places.read_trial() is None
     remove_start()
     for _ in range(MOST_STARTS + 2):
-        count_start(ignore)
+        count_start(Device(), ignore)
     assert name_links(places) == ("b", "a")
 
 
@@ -129,8 +131,9 @@ def test_an_agent_that_has_not_joined_in_time_is_told_apart(
     places: Environments, start: Callable[[], None], reached: str
 ) -> None:
     start()
-    assert wait_for_join(places.root / "b", 0.1) == reached
-    assert wait_for_join(places.root / "a", 0.1) == "", "the record is of another environment"
+    assert wait_for_join(places.root / "b", 0.1, SAME_USER) == reached
+    other = wait_for_join(places.root / "a", 0.1, SAME_USER)
+    assert other == "", "the record is of another environment"
 
 
 def test_an_agent_has_joined_once_the_run_did_not_refuse_it(
@@ -138,15 +141,15 @@ def test_an_agent_has_joined_once_the_run_did_not_refuse_it(
 ) -> None:
     monkeypatch.setattr("edge_agent.update.version_switch.SETTLE", 0.01)
     write_start(joined=True)
-    assert wait_for_join(places.root / "b", 60) == "joined a run"
+    assert wait_for_join(places.root / "b", 60, SAME_USER) == "joined a run"
     assert read_start() is not None
 
 
 def test_two_updates_at_a_time_are_refused(places: Environments) -> None:
     busy = pytest.raises(StoreError, match="another update is in progress")
     with hold_lock(places.root), busy:
-        count_start(ignore)
-    count_start(ignore)
+        count_start(Device(), ignore)
+    count_start(Device(), ignore)
 
 
 def test_an_environment_outside_such_a_folder_is_reported(
@@ -162,3 +165,35 @@ def test_an_environment_outside_such_a_folder_is_reported(
     (places.root / "current").symlink_to("gone")
     with pytest.raises(ConfigError, match=r"gone does not exist: .*ln -sfn"):
         find_environments()
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root acts as others")
+def test_root_touches_files_of_the_agent_with_the_rights_of_its_user_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user replaced the folder of the agent's state by a link to one of root's."""
+    monkeypatch.setenv("ESPALIER_STATE", str(tmp_path / "of_root"))
+    write_start(joined=True)
+    (tmp_path / "of_root").chmod(0o700)
+    agent = ServiceUser(65534, 65534, (65534,))
+    with agent.act():
+        assert os.geteuid() == 65534
+        assert read_start() is None
+        remove_start()
+    assert os.geteuid() == 0
+    assert read_start() is not None
+    words = ["/bin/sh", "-c", "id -u; id -G"]
+    told = subprocess.run(words, capture_output=True, text=True, check=True, **agent.arguments)
+    assert told.stdout.split() == ["65534", "65534"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
+def test_a_record_that_is_no_plain_file_is_not_read(places: Environments, tmp_path: Path) -> None:
+    write_start(joined=True)
+    path = tmp_path / "state" / "start.json"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert read_start() is None
+    path.unlink()
+    os.mkfifo(path)
+    assert read_start() is None, "and does not wait for its content"
