@@ -34,6 +34,7 @@ from federated.errors import ConfigError, FleetError
 from federated.runtime.console import Say
 
 __all__ = [
+    "UPDATE_BYTES",
     "Course",
     "Size",
     "Turn",
@@ -57,6 +58,8 @@ WORKER = "coordinator.update_workers.worker_process"  # in the command line of a
 SPARE = 64  # descriptors in addition to the agents' sockets
 MODEL = "preresnet-10"  # 20 MB; each agent holds an eighth of its width, 0.3 MB
 WHOLE = "w1-d1.1.1.1"  # its largest submodel
+# bytes of an update, by whether agents hold the whole model
+UPDATE_BYTES = {False: 300_000, True: 20_000_000}
 SETTINGS = {
     "method.name": "fedavg",
     "method.widths": [0.125, 1.0],
@@ -170,15 +173,15 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Size:
-    """What a run consists of.
+    """What a run consists of. The defaults are those of the options.
 
     agents, rounds, workers: numbers of agents, of rounds, and of processes that receive updates
     kind: of the broker
     whole: whether agents hold the whole model instead of an eighth of its width
     """
 
-    agents: int
-    rounds: int
+    agents: int = 1000
+    rounds: int = 20
     workers: int = 0
     kind: str = "mosquitto"
     whole: bool = False
@@ -380,7 +383,7 @@ def read_turns(folder: Path, rounds: int, peaks: list[Sample]) -> tuple[Turn, ..
 @click.option(
     "--agents",
     type=click.IntRange(min=2),
-    default=1000,
+    default=Size.agents,
     show_default=True,
     metavar="N",
     help="number of agents",
@@ -388,7 +391,7 @@ def read_turns(folder: Path, rounds: int, peaks: list[Sample]) -> tuple[Turn, ..
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
-    default=20,
+    default=Size.rounds,
     show_default=True,
     metavar="N",
     help="number of rounds",
@@ -396,17 +399,22 @@ def read_turns(folder: Path, rounds: int, peaks: list[Sample]) -> tuple[Turn, ..
 @click.option(
     "--workers",
     type=click.IntRange(min=0),
-    default=0,
+    default=Size.workers,
     show_default=True,
     metavar="N",
     help="processes that receive updates beside the coordinator's own",
 )
-@click.option("--whole", is_flag=True, help="agents hold the whole model, of 20 MB, not 0.3 MB")
+@click.option(
+    "--whole",
+    is_flag=True,
+    default=Size.whole,
+    help="agents hold the whole model, of 20 MB, not 0.3 MB",
+)
 @click.option(
     "--broker",
     "kind",
     type=click.Choice(["mosquitto", "embedded"]),
-    default="mosquitto",
+    default=Size.kind,
     show_default=True,
     help="broker to start",
 )

@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.comparison.result import BenchmarkResult, read_result
+from benchmarks.scale import UPDATE_BYTES, Size
 from federated.errors import ConfigError
 
 __all__ = [
@@ -32,11 +33,8 @@ TIME_ROWS = {
     BROKER: "broker's processor time per agent (ms)",
 }
 MEMORY_ROW = "coordinator's memory (MB)"
-AGENTS = "1000"  # default of scale's --agents
-# settings that must be equal at all points, with scale's defaults
-SETTINGS = {"workers": "0", "kind": "mosquitto", "whole": "False"}
-# bytes of an update: an eighth of the width of scale's model, and all of it (--whole)
-UPDATE_BYTES = {"False": 300_000, "True": 20_000_000}
+# settings that must be equal at all points, with scale's defaults, as a result records them
+SETTINGS = {name: str(getattr(Size, name)) for name in ("workers", "kind", "whole")}
 Value = TypeVar("Value")
 
 
@@ -108,7 +106,7 @@ def read_points(paths: Sequence[Path]) -> MeasuredPoints:
     }
     values[MEMORY] = tuple(find_value(one, agents, MEMORY_ROW) * 1e6 for agents, one in found)
     commits = tuple(sorted({one.machine.commit for _, one in found}))
-    size = UPDATE_BYTES[settings["whole"]]
+    size = UPDATE_BYTES[settings["whole"] == str(True)]
     return MeasuredPoints(numbers, values, settings, size, machine, commits)
 
 
@@ -136,7 +134,7 @@ def read_all(paths: Sequence[Path]) -> list[tuple[Path, BenchmarkResult]]:
 
 def count_agents(path: Path, result: BenchmarkResult) -> int:
     """Return the number of agents of a result. Raises ConfigError if it is none."""
-    agents = result.options.get("agents", AGENTS)
+    agents = result.options.get("agents", str(Size.agents))
     if not agents.isdecimal() or int(agents) == 0:
         raise ConfigError(f"{path}: options.agents: expected a number from 1, found {agents!r}")
     return int(agents)
