@@ -20,6 +20,7 @@ import pytest
 
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.cli.main import main as coordinator
+from coordinator.gateway.command import main as edge_gateway
 from edge_agent.cli.main import main as edge_agent
 from tests.support.processes import AGENT, COORDINATOR, Running, Start
 
@@ -28,9 +29,14 @@ UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 MOST_EXPOSED = {
     "espalier-agent.service": 2.0,
     "espalier-coordinator@.service": 1.5,
+    "espalier-gateway.service": 1.5,
     "espalier-infer.service": 1.5,
-}  # highest accepted scores of 10; systemd 252 gives 1.6, 1.2, 1.4
-COMMANDS = {"coordinator": coordinator, "edge-agent": edge_agent}
+}  # highest accepted scores of 10; systemd 252 gives 1.6, 1.2, 1.2, 1.4
+COMMANDS: dict[str, click.Command] = {
+    "coordinator": coordinator,
+    "edge-agent": edge_agent,
+    "edge-gateway": edge_gateway,
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +52,12 @@ def read_unit(path: Path) -> ConfigParser:
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # keeps the capitals of systemd's keys
     unit.read(path)
     return unit
+
+
+def find_command(group: click.Group, name: str) -> click.Command:
+    found = group.get_command(click.Context(group), name)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
@@ -84,22 +96,29 @@ def test_a_unit_has_a_low_exposure_score(path: Path, analyze: str) -> None:
 def test_a_unit_starts_a_command_with_flags_that_exist(path: Path) -> None:
     service = read_unit(path)["Service"]
     for line in (service[key] for key in ("ExecStartPre", "ExecStart") if key in service):
-        program, name, *words = line.split()
-        group = COMMANDS[Path(program).name]
-        command = group.get_command(click.Context(group), name)
-        assert isinstance(command, click.Command)
+        program, *words = line.split()
+        command = COMMANDS[Path(program).name]
+        if isinstance(command, click.Group):
+            command = find_command(command, words.pop(0))
         known = {flag for parameter in command.params for flag in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= known
 
 
-@pytest.mark.parametrize(("file", "name"), [("agent.env", "join"), ("infer.env", "infer")])
-def test_the_shipped_environment_names_flags_that_exist(file: str, name: str) -> None:
-    prefix = f"EDGE_AGENT_{name.upper()}_"
+@pytest.mark.parametrize(
+    ("file", "prefix", "command"),
+    [
+        ("agent.env", "EDGE_AGENT_JOIN_", find_command(edge_agent, "join")),
+        ("gateway.env", "EDGE_GATEWAY_", edge_gateway),
+        ("infer.env", "EDGE_AGENT_INFER_", find_command(edge_agent, "infer")),
+    ],
+    ids=["join", "gateway", "infer"],
+)
+def test_the_shipped_environment_names_flags_that_exist(
+    file: str, prefix: str, command: click.Command
+) -> None:
     named = re.findall(
         r"^#?([A-Z_]+)=", (ROOT / "deploy" / "systemd" / file).read_text(), re.MULTILINE
     )
-    command = edge_agent.get_command(click.Context(edge_agent), name)
-    assert command is not None
     known = {f"{prefix}{parameter.name}".upper() for parameter in command.params if parameter.name}
     assert named
     assert set(named) <= known

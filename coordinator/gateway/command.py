@@ -141,7 +141,7 @@ def main(form: str, **options: Any) -> None:
     devices, and sends one update: the mean of theirs, weighted by examples. Devices join it with
     `edge-agent join`. Ctrl-C leaves the run cleanly.
     """
-    with report_errors("edge-gateway", "train"):
+    with report_errors("edge-gateway", "coordinator"):
         from coordinator.gateway.gateway import run_gateway
         from edge_agent.cli.option_values import stop_on_signals
 

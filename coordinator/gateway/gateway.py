@@ -11,6 +11,7 @@ import secrets
 import threading
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from coordinator.access.broker_setup import BrokerAccess, open_broker_access
@@ -25,6 +26,7 @@ from federated.errors import EspalierError
 from federated.runtime.console import Say
 from federated.runtime.service_manager import ServiceManager
 from federated.runtime.unit_formatting import format_count
+from federated.system.process_limits import raise_descriptor_limit
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
@@ -88,6 +90,7 @@ def run_gateway(request: GatewayRequest, stop: threading.Event, say: Say) -> Gat
     """Take part in a run with the devices of a site until it ends or `stop` is set. Raises
     EspalierError.
     """
+    raise_descriptor_limit()
     folder = request.spool / request.name
     with ExitStack() as stack:
         manager = stack.enter_context(ServiceManager())
@@ -95,7 +98,8 @@ def run_gateway(request: GatewayRequest, stop: threading.Event, say: Say) -> Gat
         access = open_site_broker(request.site_broker, folder, stack, say)
         client = f"scout-{request.name}-{secrets.token_hex(2)}"
         with closing(open_link(request.broker, client)) as scout:
-            card = find_run(scout, request.run, request.wait, say)
+            ping = partial(manager.ping, lambda: "looking for a run")
+            card = find_run(scout, request.run, request.wait, say, ping)
         place = folder / card.run
         spool = stack.enter_context(
             closing(Spool(place / "uplink", lasting=True, limit=request.spool_limit))
@@ -109,11 +113,11 @@ def run_gateway(request: GatewayRequest, stop: threading.Event, say: Say) -> Gat
         end = JoinResult(request.name, card.run, 0, STOPPED, False)
         try:
             say(f"waiting for {format_count(request.min_devices, 'device')} of this site")
-            if site.wait_for_devices(request.min_devices, request.wait, stop):
+            ping = partial(manager.ping, lambda: f"run {card.run}: waiting for devices")
+            if site.wait_for_devices(request.min_devices, request.wait, stop, ping):
                 http = describe_http_access(request.broker)
-                equipment = Equipment(
-                    site.measure, site.rounds, spool, site.explain_pause, http=http
-                )
+                measure = partial(site.measure, stop=stop, alive=ping)
+                equipment = Equipment(measure, site.rounds, spool, site.explain_pause, http=http)
                 participant = AgentEventLoop(link, card, request.name, session, equipment)
                 end = take_turns(participant, site, manager, stop, say)
         finally:

@@ -45,7 +45,11 @@ log = logging.getLogger(__name__)
 
 POLL = 0.1  # seconds to wait for a message of a device
 MEASURING = 300.0  # seconds for the devices to measure themselves after the run changed
+# least seconds for the other devices once half of them have measured themselves; they get at least
+# as long as that half took, and take part later if they need more
+GRACE = 10.0
 FAREWELL = 5.0  # seconds for the devices to leave before their broker stops
+NEVER = threading.Event()  # is not set
 BURST = 64  # messages of devices before the uplink is looked at again
 
 
@@ -167,22 +171,44 @@ class Site:
             self._combined = known, combine_profiles(self._gateway, known)
         return self._combined[1]
 
-    def measure(self, card: messages.Run) -> Profile:
+    def measure(
+        self,
+        card: messages.Run,
+        stop: threading.Event = NEVER,
+        alive: Callable[[], None] = lambda: None,
+    ) -> Profile:
         """Return the profile of the gateway for the run. If the run changed, let the devices
-        measure themselves again, and wait for them. Raises FleetError.
+        measure themselves again, and wait for most of them, or until `stop` is set. Raises
+        FleetError.
+
+        alive: called while waiting.
         """
         site_card = self._adapt(card)
         if site_card != self._fleet.run:
             self._admit(card.network)
             self._fleet.reannounce(site_card)
-            until = time.monotonic() + MEASURING
-            while time.monotonic() < until and not self._have_measured():
-                self._fleet.turn(POLL)
+            self._wait_for_measurements(stop, alive)
         return self.describe()
 
-    def _have_measured(self) -> bool:
+    def _wait_for_measurements(self, stop: threading.Event, alive: Callable[[], None]) -> None:
+        began, counted = time.monotonic(), 0
+        until = began + MEASURING
+        while (now := time.monotonic()) < until and not stop.is_set():
+            measured, online = self._count_measured()
+            if 0 < online <= measured:
+                return
+            # a device that never measures itself must not stall the site
+            if measured > counted and 2 * measured >= online:
+                counted, until = measured, min(began + MEASURING, now + max(GRACE, now - began))
+            alive()
+            self._fleet.turn(POLL)
+
+    def _count_measured(self) -> tuple[int, int]:
+        """Return how many of the devices that are online have measured themselves, and how many are
+        online.
+        """
         online = [one for one in self._fleet.agents.values() if one.online and not one.refused]
-        return bool(online) and all(one.profile is not None for one in online)
+        return sum(one.profile is not None for one in online), len(online)
 
     def explain_pause(self) -> str:
         """Return why the gateway accepts no task now; empty if it does."""
@@ -190,9 +216,15 @@ class Site:
 
     # ---- turns -----------------------------------------------------------------------------------
 
-    def wait_for_devices(self, wanted: int, patience: float, stop: threading.Event) -> bool:
+    def wait_for_devices(
+        self,
+        wanted: int,
+        patience: float,
+        stop: threading.Event,
+        alive: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Wait until some devices are ready, and return True, or until `stop` is set. Raises
-        FleetError after `patience` seconds.
+        FleetError after `patience` seconds. alive: called while waiting.
         """
         until = time.monotonic() + patience
         while self.devices < wanted and not stop.is_set():
@@ -202,6 +234,7 @@ class Site:
                     f"within {patience:.0f} s: join with edge-agent at the site's broker, or "
                     "lower --min-devices"
                 )
+            alive()
             self._fleet.turn(POLL)
         return self.devices >= wanted
 
