@@ -24,8 +24,9 @@ from benchmarks.attacks.faults_without_attacker import DAMAGE
 from benchmarks.attacks.malicious_agents import ATTACKERS
 from benchmarks.attacks.process_faults import PROCESS_FAULTS
 from benchmarks.attacks.strangers import STRANGERS, behind_tls
-from benchmarks.faults.scenarios import SCENARIOS, Scenario, explain_impossible
-from benchmarks.faults.trial import Outcome, Trial, conduct
+from benchmarks.faults.outcome import Outcome
+from benchmarks.faults.scenarios import SCENARIOS, Scenario, explain_impossible, list_scenarios
+from benchmarks.faults.trial import Trial, conduct
 from benchmarks.output_path_checks import check_log
 from federated.errors import ConfigError, Unknown
 from federated.runtime.console import FORMAT, report_errors, speaker
@@ -68,8 +69,14 @@ def do_nothing(trial: Trial) -> None:
     trial.after_begin.append(trial.record_fault)
 
 
+# no attacker belongs to a fleet with HTTP transfers or a standby
+FAULTS = {
+    name: SCENARIOS[name]
+    for name in list_scenarios("mosquitto")
+    if not name.startswith(("HTTP", "store")) and not name.endswith("standby")
+}
 CATALOGUE: Mapping[str, Scenario] = MappingProxyType(
-    {**ATTACKERS, **STRANGERS, **DAMAGE, **PROCESS_FAULTS, **SCENARIOS}
+    {**ATTACKERS, **STRANGERS, **DAMAGE, **PROCESS_FAULTS, **FAULTS}
 )
 TLS = {*STRANGERS, "enrolment killed", *(name for name in ATTACKERS if name.startswith("flood"))}
 CALMS: Mapping[str, Scenario] = MappingProxyType({CALM: do_nothing, CALM_TLS: behind_tls})

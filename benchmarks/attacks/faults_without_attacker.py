@@ -14,9 +14,10 @@ from contextlib import closing
 from dataclasses import replace
 from types import MappingProxyType
 
-from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.trial import RUN, Trial, break_later, coordinator_arguments
-from benchmarks.faults.trial_parts import Process
+from benchmarks.faults.parts.proxy import Proxy
+from benchmarks.faults.parts.trial_parts import Process
+from benchmarks.faults.trial import Trial, break_later
+from benchmarks.faults.trial_settings import RUN, coordinator_arguments
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.simulate.demo_fleet import process_environment, python_command
 from federated.wire import topics

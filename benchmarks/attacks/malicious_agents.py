@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.faults.trial import RUN, Trial
+from benchmarks.faults.trial import Trial
 from benchmarks.faults.trial_certificates import TlsSetup
+from benchmarks.faults.trial_settings import RUN
 from benchmarks.raw_agents.raw_agent import Alter, Falsify, RawAgent
 from benchmarks.raw_agents.updates import Array
 from federated.task import Profile, Timing, Update

@@ -17,10 +17,11 @@ from types import MappingProxyType
 
 from benchmarks.attacks.command_with_short_keepalive import KEEPALIVE
 from benchmarks.attacks.strangers import make_address, may_connect
+from benchmarks.faults.parts.trial_parts import Process
 from benchmarks.faults.real_agent_scenarios import NAMES, use_real_agents
-from benchmarks.faults.trial import RUN, Trial, break_later
+from benchmarks.faults.trial import Trial, break_later
 from benchmarks.faults.trial_certificates import TlsSetup
-from benchmarks.faults.trial_parts import Process
+from benchmarks.faults.trial_settings import RUN
 from coordinator.simulate.demo_fleet import python_command
 from edge_agent.access.enrolment import enrol
 from federated.errors import EspalierError

@@ -14,9 +14,10 @@ from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks.faults.trial import RUN, Trial
+from benchmarks.faults.parts.trial_parts import Process
+from benchmarks.faults.trial import Trial
 from benchmarks.faults.trial_certificates import TlsSetup
-from benchmarks.faults.trial_parts import Process
+from benchmarks.faults.trial_settings import RUN
 from coordinator.simulate.demo_fleet import python_command
 from edge_agent.access.enrolment import enrol
 from federated.errors import EspalierError, LinkError

@@ -8,65 +8,39 @@ import json
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from benchmarks.faults.broker_kinds import KINDS, find_missing
-from benchmarks.faults.scenarios import SCENARIOS, explain_impossible, list_scenarios
-from benchmarks.faults.trial import Outcome, find_median, run_trial
+from benchmarks.faults.outcome import Outcome
+from benchmarks.faults.parts.broker_kinds import KINDS, describe_broker, find_missing
+from benchmarks.faults.results import (
+    Summary,
+    format_table,
+    merge,
+    read_campaign,
+    summarise,
+    write_campaign,
+)
+from benchmarks.faults.scenarios import (
+    SCENARIOS,
+    explain_impossible,
+    explain_left_out,
+    list_scenarios,
+)
+from benchmarks.faults.trial import run_trial
 from benchmarks.output_path_checks import make_folder
 from federated.errors import FleetError, Unknown
-from federated.runtime.console import FORMAT, report_errors, speaker
+from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
 
-__all__ = ["Summary", "command", "summarise"]
+__all__ = ["command", "derive_seed"]
 
-
-@dataclass(frozen=True)
-class Summary:
-    """Results of a scenario.
-
-    runs: number of runs
-    injected: faults
-    survived: runs with a fault that finished
-    lost_updates, double_folded: over all runs, including those that did not recover
-    equal: runs with the model of an undisturbed run
-    recovery_s: median seconds from a fault to the next progress
-    longest_s: longest such time
-    why: failure and seed of each run that failed
-    """
-
-    scenario: str
-    runs: int
-    injected: int
-    survived: int
-    lost_updates: int
-    double_folded: int
-    equal: int
-    recovery_s: float
-    longest_s: float
-    why: tuple[str, ...] = ()
-
-
-def summarise(name: str, outcomes: Sequence[Outcome]) -> Summary:
-    """Return the summary of a scenario's runs."""
-    waits = [seconds for outcome in outcomes for seconds in outcome.recovery]
-    return Summary(
-        name,
-        len(outcomes),
-        sum(outcome.injected for outcome in outcomes),
-        sum(outcome.survived for outcome in outcomes),
-        sum(outcome.lost for outcome in outcomes),
-        sum(outcome.doubled for outcome in outcomes),
-        sum(outcome.equal for outcome in outcomes),
-        round(find_median(waits), 2),
-        round(max(waits, default=0.0), 2),
-        tuple(f"seed {outcome.seed}: {outcome.why}" for outcome in outcomes if outcome.why),
-    )
+Job = tuple[str, Path, int, str, bool]
+"""A run: scenario, folder, seed, kind of broker, and whether its processes are forked."""
 
 
 def derive_seed(seed: int, name: str, time: int) -> int:
@@ -74,25 +48,10 @@ def derive_seed(seed: int, name: str, time: int) -> int:
     return zlib.crc32(f"{seed} {name} {time}".encode())
 
 
-def run_job(job: tuple[str, Path, int, str]) -> Outcome:
+def run_job(job: Job) -> Outcome:
     """Return the outcome of a run, in a process of its own."""
-    name, folder, seed, kind = job
-    return run_trial(name, SCENARIOS[name], folder, seed, kind)
-
-
-def format_table(found: Iterable[Summary]) -> list[str]:
-    """Return the table for the terminal."""
-    head = (
-        f"{'scenario':30}{'runs':>6}{'injected':>10}{'survived':>10}{'lost':>6}"
-        f"{'doubled':>9}{'equal':>7}{'recovery':>10}{'longest':>9}"
-    )
-    body = [
-        f"{s.scenario:30}{s.runs:6}{s.injected:10}{s.survived:10}"
-        f"{s.lost_updates:6}{s.double_folded:9}{s.equal:7}"
-        f"{s.recovery_s:8.1f} s{s.longest_s:7.1f} s"
-        for s in found
-    ]
-    return [head, *body, *(f"{s.scenario}: {why}" for s in found for why in s.why)]
+    name, folder, seed, kind, forked = job
+    return run_trial(name, SCENARIOS[name], folder, seed, kind, forked=forked)
 
 
 def choose_scenarios(names: Sequence[str], kind: str) -> list[str]:
@@ -102,8 +61,11 @@ def choose_scenarios(names: Sequence[str], kind: str) -> list[str]:
     if missing := find_missing(kind):
         raise FleetError(f"--broker {kind}: {missing} not found: install it")
     known = list_scenarios(kind)
-    if unknown := [name for name in names if name not in known]:
-        raise Unknown("scenario", unknown[0], known)
+    for name in names:
+        if why := explain_left_out(name, kind):
+            raise FleetError(f"--scenario '{name}': not tried on --broker {kind}: {why}")
+        if name not in known:
+            raise Unknown("scenario", name, known)
     return list(names) or known
 
 
@@ -154,6 +116,19 @@ def choose_scenarios(names: Sequence[str], kind: str) -> list[str]:
     metavar="DIR",
     help="keep the runs and the logs in this folder",
 )
+@click.option(
+    "--forked",
+    is_flag=True,
+    help="fork coordinators and agents from a process that has imported PyTorch: faster, but the "
+    "seconds to recover lack those of the imports",
+)
+@click.option(
+    "--save",
+    is_flag=True,
+    help="replace these scenarios in benchmarks/results/faults, from which python -m benchmarks "
+    "docs makes a table",
+)
+@click.option("--saved", is_flag=True, help="run nothing; show the saved results of this broker")
 @FORMAT
 def command(
     names: tuple[str, ...],
@@ -163,6 +138,9 @@ def command(
     kind: str,
     workers: int,
     keep: Path | None,
+    forked: bool,
+    save: bool,
+    saved: bool,
     form: str,
 ) -> None:
     """Inject faults into a fleet, and check that it recovers.
@@ -174,6 +152,11 @@ def command(
         report_errors("python -m benchmarks faults", "coordinator"),
         ExitStack() as stack,
     ):
+        if saved:
+            print_result(
+                read_campaign(kind), form, lambda found: "\n".join(format_table(found.rows))
+            )
+            return
         wanted = choose_scenarios(names, kind)
         folder = keep or Path(
             stack.enter_context(
@@ -186,32 +169,47 @@ def command(
         chosen = [name for name in wanted if not explain_impossible(name)]
         for name in (name for name in wanted if name not in chosen):
             say(f"{name}: skipped: {explain_impossible(name)}")
-        jobs = [
-            (
-                name,
-                folder / f"{place}-{number}",
-                derive_seed(seed, name, number) if only is None else only,
-                kind,
-            )
-            for place, name in enumerate(chosen)
-            for number in range(times if only is None else 1)
-        ]
-        outcomes = list[Outcome]()
-        with ProcessPoolExecutor(workers) as pool:
-            for outcome in pool.map(run_job, jobs):
-                outcomes.append(outcome)
-                fault = f": {outcome.why}" if outcome.why else ""
-                say(
-                    f"{len(outcomes):3} of {len(jobs)}  {outcome.scenario}, "
-                    f"{outcome.seconds:.0f} s, recovered in {outcome.recovery}{fault}"
-                )
+        drawn = {name: [derive_seed(seed, name, at) for at in range(times)] for name in chosen}
+        seeds = drawn if only is None else {name: [only] for name in chosen}
+        outcomes = run_jobs(list_jobs(seeds, folder, kind, forked), workers, say)
         found = [summarise(name, [o for o in outcomes if o.scenario == name]) for name in chosen]
         for line in format_table(found):
             say(line)
+        if save:
+            say(f"wrote {write_campaign(merge(kind, describe_broker(kind), found, forked))}")
         if form == "json":
             rows = [asdict(each) for each in found]
             click.echo(json.dumps({"seed": seed, "broker": kind, "scenarios": rows}))
-        if any(
-            s.lost_updates or s.double_folded or min(s.equal, s.survived) < s.runs for s in found
-        ):
+        if not all(map(has_passed, found)):
             sys.exit(1)
+
+
+def list_jobs(
+    seeds: Mapping[str, Sequence[int]], folder: Path, kind: str, forked: bool
+) -> list[Job]:
+    """Return the runs with these seeds of each scenario."""
+    return [
+        (name, folder / f"{place}-{number}", seed, kind, forked)
+        for place, (name, drawn) in enumerate(seeds.items())
+        for number, seed in enumerate(drawn)
+    ]
+
+
+def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> list[Outcome]:
+    """Return the outcomes of these runs, of which `workers` take place at a time."""
+    outcomes = list[Outcome]()
+    with ProcessPoolExecutor(workers) as pool:
+        for outcome in pool.map(run_job, jobs):
+            outcomes.append(outcome)
+            fault = f": {outcome.why}" if outcome.why else ""
+            say(
+                f"{len(outcomes):3} of {len(jobs)}  {outcome.scenario}, "
+                f"{outcome.seconds:.0f} s, recovered in {outcome.recovery}{fault}"
+            )
+    return outcomes
+
+
+def has_passed(found: Summary) -> bool:
+    """Return True if all runs of a scenario survived, and nothing was lost or counted twice."""
+    wrong = found.lost_updates or found.double_folded
+    return not wrong and min(found.equal, found.survived) == found.runs

@@ -11,9 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.faults.real_agent_scenarios import NAMES, start_agent, use_real_agents
+from benchmarks.faults.parts.trial_parts import Process, run_system
+from benchmarks.faults.real_agent_scenarios import (
+    NAMES,
+    choose_agents,
+    start_agent,
+    use_real_agents,
+)
 from benchmarks.faults.trial import Trial
-from benchmarks.faults.trial_parts import Process, run_system
 from coordinator.simulate.demo_fleet import python_command
 from federated.errors import FleetError
 
@@ -75,13 +80,13 @@ class Power:
 def mount_lossy_disk(
     folder: Path, logs: Path, seed: int, instants: Sequence[int]
 ) -> Iterator[Power]:
-    """Mount a disk of `benchmarks.faults.lossy_disk`. FleetError: this machine cannot."""
+    """Mount a disk of `benchmarks.faults.parts.lossy_disk`. FleetError: this machine cannot."""
     if why := explain_unmountable():
         raise FleetError(f"cannot mount a disk: {why}")
     folder.mkdir(parents=True, exist_ok=True)
     process = Process("disk", logs)
     numbers = map(str, (seed, *instants))
-    process.start(python_command("benchmarks.faults.lossy_disk", str(folder), *numbers))
+    process.start(python_command("benchmarks.faults.parts.lossy_disk", str(folder), *numbers))
     try:
         yield Power(folder, process)
     finally:
@@ -92,6 +97,7 @@ def mount_lossy_disk(
 
 def cut_power_of_coordinator(trial: Trial) -> None:
     """Cut the power of the coordinator at a change of its disk, and again after it resumed."""
+    choose_agents(trial)
     instants = trial.rng.randint(1, CHANGES), trial.rng.randint(1, CHANGES_RESUMED)
     power = trial.stack.enter_context(
         mount_lossy_disk(trial.runs, trial.folder, trial.seed, instants)

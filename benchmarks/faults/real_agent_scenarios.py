@@ -10,8 +10,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from benchmarks.faults.trial import RUN, Trial, break_later, fill_later
-from benchmarks.faults.trial_parts import Process, mount_small_disk
+from benchmarks.faults.parts.broker_kinds import CLUSTER
+from benchmarks.faults.parts.trial_parts import Process, mount_small_disk
+from benchmarks.faults.trial import Trial, break_later, fill_later
+from benchmarks.faults.trial_settings import RUN
 from coordinator.simulate.demo_fleet import python_command
 from federated.data import loading
 from federated.data.dataset import Dataset
@@ -19,7 +21,14 @@ from federated.device.task_execution import perform
 from federated.device.trainers.catalogue import open_trainer
 from federated.task import Task, Update
 
-__all__ = ["NAMES", "fill_agent_disk", "kill_agent", "start_agent", "use_real_agents"]
+__all__ = [
+    "NAMES",
+    "choose_agents",
+    "fill_agent_disk",
+    "kill_agent",
+    "start_agent",
+    "use_real_agents",
+]
 
 NAMES = ("a0", "a1")
 SETTINGS: dict[str, object] = {
@@ -28,6 +37,8 @@ SETTINGS: dict[str, object] = {
     "train.batch": 16,
     "assign.submodels": {"*": "w1-d1.1.1"},
 }
+# nodes of a cluster do not share retained messages
+HTTP: dict[str, object] = {"broker.profile": "rabbitmq", "http.listen": "127.0.0.1:0"}
 DISK = 16 << 20  # bytes of the spool's file system
 
 
@@ -50,7 +61,8 @@ def use_real_agents(
 
     launcher: module and arguments that start an agent
     """
-    trial.names, trial.real, trial.settings = NAMES, train, SETTINGS
+    trial.names, trial.real = NAMES, train
+    trial.settings = {**SETTINGS, **(HTTP if trial.kind == CLUSTER else {})}
     agents: dict[str, Process] = {}
 
     def begin() -> None:
@@ -61,6 +73,12 @@ def use_real_agents(
 
     trial.after_begin.append(begin)
     return agents
+
+
+def choose_agents(trial: Trial) -> None:
+    """Make the trial start real agents if only they can work with its broker."""
+    if trial.kind == CLUSTER:
+        use_real_agents(trial)
 
 
 def start_agent(

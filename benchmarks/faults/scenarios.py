@@ -5,21 +5,39 @@ drawn from the trial's seed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from benchmarks.faults.broker_kinds import CLUSTER, KINDS
+from benchmarks.faults.coordinator_scenarios import (
+    LASTING,
+    PACE,
+    kill_at_random,
+    kill_at_stage,
+    kill_with_standby,
+    suspend_with_standby,
+)
+from benchmarks.faults.parts.broker_kinds import CLUSTER, KINDS
+from benchmarks.faults.parts.proxy import Proxy
+from benchmarks.faults.parts.trial_parts import make_slow_link, mount_small_disk
 from benchmarks.faults.power_cuts import (
     cut_power_of_agent,
     cut_power_of_coordinator,
     explain_unmountable,
 )
-from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.real_agent_scenarios import fill_agent_disk, kill_agent, use_real_agents
-from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, break_later, fill_later
-from benchmarks.faults.trial_parts import make_slow_link, mount_small_disk
+from benchmarks.faults.real_agent_scenarios import choose_agents, fill_agent_disk, kill_agent
+from benchmarks.faults.transfer_scenarios import (
+    cut_transfers,
+    disable_store,
+    explain_no_server,
+    explain_no_store,
+    kill_server,
+    kill_store,
+    lose_object,
+)
+from benchmarks.faults.trial import Trial, break_later, fill_later
+from benchmarks.faults.trial_settings import AGENTS, ROUNDS
 
-__all__ = ["SCENARIOS", "Scenario", "explain_impossible", "list_scenarios"]
+__all__ = ["SCENARIOS", "Scenario", "explain_impossible", "explain_left_out", "list_scenarios"]
 
 Scenario = Callable[[Trial], None]
 
@@ -27,31 +45,6 @@ SHARE = 0.01  # fraction of chunks damaged, doubled or reordered
 # bytes per second of the slow link, and seconds each way (300 ms round trip)
 RATE, DELAY = 1_000_000, 0.150
 CHUNKS = 20  # chunks of an update
-PACE = 0.5  # seconds of a training in scenarios with a random time
-LASTING = ROUNDS * PACE  # least seconds of the rounds
-
-
-# ---- coordinator -----------------------------------------------------------------------------
-
-
-def kill_at_stage(stage: str, when: str, times: int) -> Scenario:
-    """Kill the coordinator (kill -9) at one of the first `times` times of a stage."""
-
-    def prepare(trial: Trial) -> None:
-        trial.fuse = (stage, when, str(trial.rng.randint(1, times)), f"{trial.rng.random():.3f}")
-
-    return prepare
-
-
-def kill_at_random(trial: Trial) -> None:
-    """Kill the coordinator (kill -9) at a random moment of its three rounds."""
-    trial.how = replace(trial.how, delay=PACE)
-
-    def cause_fault() -> None:
-        trial.coordinator.kill()
-        trial.record_fault()
-
-    break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
 
 # ---- broker and agents ----------------------------------------------------------------------
@@ -59,7 +52,7 @@ def kill_at_random(trial: Trial) -> None:
 
 def kill_broker(*, persistent: bool) -> Scenario:
     """Kill the broker, or one of two with a bridge (kill -9), and restart it within a second;
-    without persistence it forgets everything.
+    without persistence it has forgotten everything.
     """
 
     def prepare(trial: Trial) -> None:
@@ -78,15 +71,8 @@ def kill_broker(*, persistent: bool) -> Scenario:
 
 
 def kill_node(trial: Trial) -> None:
-    """Kill a node of a cluster (kill -9) for up to ten seconds. Transfers use HTTP, since the nodes
-    do not share retained messages.
-    """
-    use_real_agents(trial)
-    trial.settings = {
-        **trial.settings,
-        "broker.profile": "rabbitmq",
-        "http.listen": "127.0.0.1:0",
-    }
+    """Kill a node of a cluster (kill -9) for up to ten seconds."""
+    choose_agents(trial)
     away = trial.rng.uniform(0, 10.0)
 
     def cause_fault() -> None:
@@ -213,22 +199,24 @@ def slow_link(trial: Trial) -> None:
 
 def fill_disk(trial: Trial) -> None:
     """Fill the disk of the coordinator's runs for two seconds, except for up to 300 kB."""
+    choose_agents(trial)
     trial.how = replace(trial.how, delay=PACE)
     fill_later(trial, trial.stack.enter_context(mount_small_disk(trial.runs, 48 << 20)), LASTING)
 
 
-FOLDS = ROUNDS * len(AGENTS)
 SCENARIOS: dict[str, Scenario] = {
-    "coordinator before a fold": kill_at_stage("fold", "before", FOLDS),
-    "coordinator during a fold": kill_at_stage("fold", "during", FOLDS),
-    "coordinator after a fold": kill_at_stage("fold", "after", FOLDS),
-    "coordinator in a snapshot": kill_at_stage("snapshot", "during", FOLDS // 2),
-    "coordinator before finish": kill_at_stage("finish", "before", ROUNDS),
-    "coordinator during finish": kill_at_stage("finish", "during", ROUNDS),
-    "coordinator after finish": kill_at_stage("finish", "after", ROUNDS),
-    "coordinator while it stores": kill_at_stage("save", "during", ROUNDS),
-    "coordinator after it stored": kill_at_stage("save", "after", ROUNDS - 1),
+    "coordinator before a fold": kill_at_stage("fold", "before"),
+    "coordinator during a fold": kill_at_stage("fold", "during"),
+    "coordinator after a fold": kill_at_stage("fold", "after"),
+    "coordinator in a snapshot": kill_at_stage("snapshot", "during"),
+    "coordinator before finish": kill_at_stage("finish", "before"),
+    "coordinator during finish": kill_at_stage("finish", "during"),
+    "coordinator after finish": kill_at_stage("finish", "after"),
+    "coordinator while it stores": kill_at_stage("save", "during"),
+    "coordinator after it stored": kill_at_stage("save", "after", but_last=1),
     "coordinator at any moment": kill_at_random,
+    "coordinator killed, standby": kill_with_standby,
+    "coordinator hangs, standby": suspend_with_standby,
     "broker killed": kill_broker(persistent=True),
     "broker without persistence": kill_broker(persistent=False),
     "node of a cluster killed": kill_node,
@@ -240,28 +228,60 @@ SCENARIOS: dict[str, Scenario] = {
     "chunks doubled": disturb_chunks(double),
     "chunks reordered": disturb_chunks(hold_back),
     "slow subscriber": slow_subscriber,
+    "HTTP upload cut": cut_transfers("up"),
+    "HTTP download cut": cut_transfers("down"),
+    "HTTP server killed": kill_server,
+    "store killed": kill_store,
+    "store answers 503": disable_store,
+    "store loses weights": lose_object("weights"),
+    "store loses an update": lose_object("updates"),
     "disk full": fill_disk,
     "disk of an agent full": fill_agent_disk,
     "1 MB/s and 300 ms": slow_link,
     "power cut": cut_power_of_coordinator,
     "power cut of an agent": cut_power_of_agent,
 }
-# kinds of brokers on which a scenario is possible, if not on all single ones
-POSSIBLE = {
-    "broker killed": ("mosquitto", "nats", "rabbitmq", "bridge"),  # they store messages
-    "broker without persistence": ("mosquitto", "embedded", "bridge"),
-    "node of a cluster killed": (CLUSTER,),
-    "1 MB/s and 300 ms": ("mosquitto",),  # it has a second listener
+ONE_SERVER = dict.fromkeys((kind for kind in KINDS if kind != CLUSTER), "it is one server")
+OVER_HTTP = {CLUSTER: "its nodes do not share retained messages: transfers use HTTP"}
+# scenario -> kind of broker -> why it is not tried there
+LEFT_OUT: Mapping[str, Mapping[str, str]] = {
+    "broker killed": {
+        "embedded": "it stores nothing: see 'broker without persistence'",
+        CLUSTER: "see 'node of a cluster killed'",
+    },
+    "broker without persistence": {CLUSTER: "see 'node of a cluster killed'"},
+    "node of a cluster killed": {**ONE_SERVER, "bridge": "see 'broker killed'"},
+    "agents killed": {CLUSTER: "see 'agent process killed'"},
+    "1 MB/s and 300 ms": {"embedded": "it listens on its own machine only", **OVER_HTTP},
+    **dict.fromkeys(
+        (
+            "upload cut",
+            "download cut",
+            "chunks damaged",
+            "chunks doubled",
+            "chunks reordered",
+            "slow subscriber",
+        ),
+        OVER_HTTP,
+    ),
 }
-SINGLE = tuple(kind for kind in KINDS if kind != CLUSTER)
 NEED_FUSE = ("power cut", "power cut of an agent")
 
 
+def explain_left_out(name: str, kind: str) -> str:
+    """Return why a scenario is not tried on a kind of broker; empty if it is."""
+    return LEFT_OUT.get(name, {}).get(kind, "")
+
+
 def list_scenarios(kind: str) -> list[str]:
-    """Return the scenarios that are possible on a kind of broker."""
-    return [name for name in SCENARIOS if kind in POSSIBLE.get(name, SINGLE)]
+    """Return the scenarios that are tried on a kind of broker."""
+    return [name for name in SCENARIOS if not explain_left_out(name, kind)]
 
 
 def explain_impossible(name: str) -> str:
     """Return why this machine cannot run a scenario; empty if it can."""
-    return explain_unmountable() if name in NEED_FUSE else ""
+    if name in NEED_FUSE:
+        return explain_unmountable()
+    if name.startswith("HTTP"):
+        return explain_no_server()
+    return explain_no_store() if name.startswith("store") else ""

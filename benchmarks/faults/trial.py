@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.faults.brokers import Broker
+from benchmarks.faults.outcome import Outcome
+from benchmarks.faults.parts.brokers import Broker
+from benchmarks.faults.parts.trial_parts import Process, Space
 from benchmarks.faults.recorded_tasks import (
     describe_unfolded,
     find_refused,
@@ -22,7 +23,13 @@ from benchmarks.faults.recorded_tasks import (
     read_planned,
 )
 from benchmarks.faults.trial_certificates import TlsSetup
-from benchmarks.faults.trial_parts import Process, Space
+from benchmarks.faults.trial_settings import (
+    AGENTS,
+    LIMIT,
+    ROUNDS,
+    RUN,
+    coordinator_arguments,
+)
 from benchmarks.final_model_recomputation import (
     Make,
     ReplayResult,
@@ -33,89 +40,11 @@ from benchmarks.final_model_recomputation import (
 from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet
 from benchmarks.raw_agents.updates import Array
-from benchmarks.scale import make_flags
 from coordinator.simulate.demo_fleet import python_command
 from federated.errors import EspalierError, StoreError
 from federated.task import Task, Update
 
-__all__ = [
-    "AGENTS",
-    "ROUNDS",
-    "RUN",
-    "Outcome",
-    "Trial",
-    "break_later",
-    "conduct",
-    "coordinator_arguments",
-    "fill_later",
-    "run_trial",
-]
-
-RUN = "faults"
-ROUNDS = 3
-AGENTS = ("a0", "a1", "a2", "a3")
-LIMIT = 150.0  # seconds until a run counts as not recovered
-CHUNK = 16 << 10  # bytes; an update of 0.3 MB has 20 chunks
-SETTINGS: dict[str, object] = {
-    "method.name": "fedavg",
-    "method.widths": [0.5, 1.0],
-    "method.depths": [1],
-    "model.name": "preresnet",
-    "data.name": "digits",
-    "assign.submodels": {"a0": "w0.5-d1.1.1", "*": "w1-d1.1.1"},
-    "train.steps": 1,
-    "evaluate.every": 1000,
-    "evaluate.between": False,
-    "evaluate.devices": False,
-    "evaluate.calibrate": "coordinator",
-    "evaluate.examples": 8,
-    "fleet.wait": LIMIT,
-    "fleet.deadline": LIMIT,
-    "wire.chunk": CHUNK,
-    "journal.every": 2,
-}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Outcome of one run.
-
-    injected: faults
-    survived: True if the run finished
-    lost: requested updates that are in no model
-    doubled: updates that are in a model twice
-    equal: True if the model equals, bit for bit, that of an undisturbed run with the same updates
-    recovery: seconds from each fault until the next accepted update or the end of the run
-    seconds: of the run
-    why: failure, if any
-    """
-
-    scenario: str
-    seed: int
-    injected: int
-    survived: bool
-    lost: int
-    doubled: int
-    equal: bool
-    recovery: tuple[float, ...]
-    seconds: float
-    why: str = ""
-
-
-def coordinator_arguments(
-    where: Sequence[str], runs: Path, settings: dict[str, object], *, resume: bool
-) -> list[str]:
-    """Return the arguments of a coordinator. where: those that select its broker."""
-    return [
-        "start",
-        "--name",
-        RUN,
-        *where,
-        "--runs",
-        str(runs),
-        *make_flags({**SETTINGS, **settings}),
-        *(["--resume"] if resume else []),
-    ]
+__all__ = ["Trial", "break_later", "conduct", "fill_later", "run_trial"]
 
 
 @dataclass
@@ -125,6 +54,7 @@ class Trial:
     fuse: instant at which the coordinator's first process dies, as arguments of
         `benchmarks.faults.self_killing_coordinator`
     launcher: module and arguments that restart the coordinator
+    variables: of the coordinator's environment, in addition to those of this process
     forked: True to fork coordinators from a process that has imported PyTorch; recovery then lacks
         the seconds of the imports
     tls: certificates of the agents; the coordinator then starts the broker, with TLS
@@ -150,6 +80,7 @@ class Trial:
     settings: dict[str, object] = field(default_factory=dict)
     fuse: tuple[str, ...] = ()
     launcher: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
     forked: bool = False
     tls: TlsSetup | None = None
     persistent: bool = True
@@ -181,8 +112,7 @@ class Trial:
         """Start broker, coordinator and agents."""
         where = self._start_broker()
         self.started = time.monotonic()
-        self.coordinator = Process("coordinator", self.folder, self.under, forked=self.forked)
-        self.stack.callback(self.coordinator.kill)
+        self.coordinator = self.add_process("coordinator")
         self.start_coordinator()
         self.fleet = RawFleet(
             RUN,
@@ -212,20 +142,37 @@ class Trial:
         self.how = replace(self.how, wildcards=self.kind != "rabbitmq")
         return self.host, self.broker.agent_port
 
+    def add_process(self, name: str) -> Process:
+        """Return a process of the coordinator's machine, which is killed at the end."""
+        process = Process(
+            name, self.folder, self.under, forked=self.forked, variables=self.variables
+        )
+        self.stack.callback(process.kill)
+        return process
+
+    @property
+    def broker_arguments(self) -> list[str]:
+        """Arguments of the coordinator that select its broker."""
+        if self.tls is not None:
+            return self.tls.arguments
+        return ["--broker", f"127.0.0.1:{self.broker.port}"]
+
+    @property
+    def begun(self) -> bool:
+        """True once the run exists."""
+        return (self.runs / RUN / "run.sqlite").exists()
+
     def start_coordinator(self) -> None:
         """Start or restart the coordinator, with --resume if the run exists."""
-        begun = (self.runs / RUN / "run.sqlite").exists()
         arguments = coordinator_arguments(
-            self.tls.arguments
-            if self.tls is not None
-            else ["--broker", f"127.0.0.1:{self.broker.port}"],
+            self.broker_arguments,
             self.runs,
             {
                 "rounds": self.rounds,
                 "fleet.min_agents": len(self.names) + len(self.others),
                 **self.settings,
             },
-            resume=begun,
+            resume=self.begun,
         )
         if self.fuse and self.coordinator.starts == 0:
             self.coordinator.start(
@@ -428,8 +375,3 @@ def conduct(trial: Trial, name: str, prepare: Callable[[Trial], None]) -> Outcom
             round(time.monotonic() - start, 1),
             str(error),
         )
-
-
-def find_median(values: Sequence[float]) -> float:
-    """Return the median; 0 for no values."""
-    return statistics.median(values) if values else 0.0

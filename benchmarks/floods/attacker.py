@@ -25,7 +25,7 @@ import msgspec
 
 from benchmarks.attacks.connection_flood import STRANGER, THREADS, connect
 from benchmarks.attacks.malicious_agents import LIAR, MESSAGES
-from benchmarks.faults.trial import RUN
+from benchmarks.faults.trial_settings import RUN
 from benchmarks.raw_agents.raw_agent import Raw, RawAgent
 from benchmarks.raw_agents.raw_fleet import RawFleet
 from coordinator.simulate.demo_fleet import process_environment, python_command

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.attacks.strangers import make_address
-from benchmarks.faults.trial import RUN
 from benchmarks.faults.trial_certificates import TlsSetup
+from benchmarks.faults.trial_settings import RUN
 from benchmarks.floods.attacker import connect_packet
 from coordinator.access.broker_setup import AuthorityWatcher, BrokerAccess
 from coordinator.broker import local_broker as brokers

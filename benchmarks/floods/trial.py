@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.attacks.malicious_agents import DEADLINE, LIAR
-from benchmarks.faults.trial import RUN, Trial
+from benchmarks.faults.parts.trial_parts import Process
+from benchmarks.faults.trial import Trial
 from benchmarks.faults.trial_certificates import TlsSetup
-from benchmarks.faults.trial_parts import Process
+from benchmarks.faults.trial_settings import RUN
 from benchmarks.floods.attacker import AGENT_FLOODS, STRANGER_FLOODS, Attacker, Order
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.simulate.demo_fleet import python_command

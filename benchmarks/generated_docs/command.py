@@ -18,6 +18,7 @@ from benchmarks.generated_docs.catalogue_tables import (
     list_readers,
     list_rules,
 )
+from benchmarks.generated_docs.fault_tables import list_campaigns, list_faults
 from benchmarks.generated_docs.live_view import record_live_view
 from benchmarks.generated_docs.message_examples import list_examples
 from benchmarks.generated_docs.message_tables import list_capabilities, list_messages, list_names
@@ -41,6 +42,8 @@ TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "exit codes": ("docs/cli.md", list_exit_codes),
     "event readers": ("docs/operations.md", list_readers),
     "examples": ("docs/protocol.md", list_examples),
+    "fault campaigns": ("benchmarks/results/faults.md", list_campaigns),
+    "faults": ("benchmarks/results/faults.md", list_faults),
     "laws": ("docs/laws.md", list_laws),
     "layouts": ("docs/protocol.md", list_layouts),
     "methods": ("docs/method_list.md", list_methods),

@@ -21,7 +21,7 @@ from benchmarks.attacks.command import (
     summarise,
     summarise_all,
 )
-from benchmarks.faults.trial import Outcome
+from benchmarks.faults.outcome import Outcome
 from federated.errors import ConfigError
 from tests.support.brokers import needs_mosquitto
 

@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.broker_kinds import KINDS, find_missing
-from benchmarks.faults.command import derive_seed, summarise
-from benchmarks.faults.lossy_disk import LossyDisk
+from benchmarks.faults.command import derive_seed
+from benchmarks.faults.outcome import Outcome
+from benchmarks.faults.parts.broker_kinds import KINDS, find_missing
+from benchmarks.faults.parts.lossy_disk import LossyDisk
+from benchmarks.faults.parts.proxy import Proxy
 from benchmarks.faults.power_cuts import explain_unmountable, mount_lossy_disk
-from benchmarks.faults.proxy import Proxy
+from benchmarks.faults.results import summarise
 from benchmarks.faults.scenarios import SCENARIOS, damage, explain_impossible, list_scenarios
-from benchmarks.faults.trial import Outcome, run_trial
+from benchmarks.faults.trial import run_trial
 from coordinator.broker import local_broker as brokers
 
 # Kinds of faults that need real processes, links or disks. Schedules in virtual time try the others

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.faults.trial_parts import Process
+from benchmarks.faults.parts.trial_parts import Process
 from coordinator.simulate.demo_fleet import python_command
 from tests.support.waiting import eventually
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults.fork_server import ForkedProcess, ServedTraining
+from benchmarks.faults.parts.fork_server import ForkedProcess, ServedTraining
 from tests.support.waiting import eventually
 
 __all__ = [

@@ -8,7 +8,7 @@ import select
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.faults.fork_server import ForkedProcess
+from benchmarks.faults.parts.fork_server import ForkedProcess
 from tests.support.waiting import eventually
 
 __all__ = ["run_on_terminal"]

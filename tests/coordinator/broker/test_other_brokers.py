@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.broker_kinds import find_missing
-from benchmarks.faults.brokers import open_broker
+from benchmarks.faults.parts.broker_kinds import find_missing
+from benchmarks.faults.parts.brokers import open_broker
 from coordinator.broker.broker_profiles import PROFILES
 from coordinator.broker.external_broker_checks import examine_broker
 from federated.errors import LinkError

@@ -12,15 +12,8 @@ import pytest
 
 pytest.importorskip("botocore")
 
-from tests.support.object_stores import (
-    BUCKET,
-    CREDENTIALS,
-    SECRET,
-    Way,
-    list_objects,
-    needs_store,
-    run_store,
-)
+from benchmarks.faults.parts.object_store import BUCKET, CREDENTIALS, SECRET, Way, run_store
+from tests.support.object_stores import needs_store
 from tests.support.processes import AGENT, COORDINATOR, Running, Start, result, wait_for_words
 
 pytestmark = [
@@ -73,7 +66,7 @@ def test_a_fleet_goes_on_after_everything_failed(tmp_path: Path, start: Start, b
         assert result(coordinator, 300)["rounds"] == 3
         for process in agents:
             result(process, 60)
-        assert list_objects(server) == []
+        assert server.list_objects() == []
     record = b"".join(one.read_bytes() for one in (tmp_path / "runs").rglob("*") if one.is_file())
     assert b"endpoint" in record
     for secret in (SECRET, CREDENTIALS["AWS_ACCESS_KEY_ID"], "X-Amz-Signature"):

@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("botocore")
 
+from benchmarks.faults.parts.object_store import CREDENTIALS
 from coordinator.http_transfers.configured_transfers import open_transfers
 from coordinator.http_transfers.store_transfers import parse_bucket
 from coordinator.settings.config import load
 from coordinator.settings.service_tables import Http
 from federated.errors import ConfigError
-from tests.support.object_stores import CREDENTIALS
 
 LOCAL = {"http.store": "s3://fleet", "http.endpoint": "http://127.0.0.1:1"}
 

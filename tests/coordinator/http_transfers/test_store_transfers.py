@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("botocore")
 
+from benchmarks.faults.parts.object_store import BUCKET, CREDENTIALS, Way, run_store
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.http_transfers import store_thread, stored_updates
 from coordinator.http_transfers.configured_transfers import open_transfers
@@ -34,7 +35,7 @@ from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.coordinator.http_transfers.test_http_run import SETTINGS, Recorder, train
 from tests.support.manual_clock import Clock
 from tests.support.memory_federation import RUN, Member, digits, federate
-from tests.support.object_stores import BUCKET, CREDENTIALS, Way, needs_store, run_store
+from tests.support.object_stores import needs_store
 from tests.support.scripted_agent import Folding, ScriptedAgent, begin_phase, listen, task
 from tests.support.scripted_coordinator import CARD
 from tests.support.waiting import eventually

@@ -9,16 +9,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from benchmarks.faults.parts.object_store import BUCKET, CREDENTIALS, StoreServer, run_store
 from benchmarks.phones import phone_pages
 from coordinator.store.run_store import Store
-from tests.support.object_stores import (
-    BUCKET,
-    CREDENTIALS,
-    StoreServer,
-    list_objects,
-    needs_store,
-    run_store,
-)
+from tests.support.object_stores import needs_store
 from tests.support.phone_pages import PAGE_TEST, PATIENCE, RUN, open_page, start_run
 from tests.support.processes import Start
 
@@ -70,7 +64,7 @@ def test_a_phone_transfers_over_http(
         assert [text for text in sent if text.startswith("upload: ")]
         assert not [text for text in sent if text.startswith("chunk")]
         if server is not None:
-            assert list_objects(server) == []
+            assert server.list_objects() == []
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
     assert store.rounds_done == 2
     store.close()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.faults.fork_server import ServedProcess
+from benchmarks.faults.parts.fork_server import ServedProcess
 from federated.device.task_execution import carry_out
 from federated.errors import Refused
 from federated.task import Recipe, Task

@@ -9,11 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.faults.fork_server import ForkedProcess
+from benchmarks.faults.parts.fork_server import ForkedProcess
 from coordinator.simulate.demo_fleet import process_environment
 from federated.errors import FleetError
 
@@ -25,12 +25,20 @@ class Process:
 
     under: command that runs it, such as that of a network namespace
     forked: True to fork `python -m` commands from a process that has imported PyTorch
+    variables: of its environment, in addition to those of this process
     """
 
     def __init__(
-        self, name: str, folder: Path, under: Sequence[str] = (), *, forked: bool = False
+        self,
+        name: str,
+        folder: Path,
+        under: Sequence[str] = (),
+        *,
+        forked: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.folder, self.under = name, folder, tuple(under)
+        self.variables = dict(variables or {})
         self.forked = forked and not under
         self.log = folder / f"{name}.log"
         self.starts = 0
@@ -39,6 +47,7 @@ class Process:
     def start(self, command: Sequence[str]) -> None:
         """Start a command, again if it has ended."""
         self.starts += 1
+        environment = {**process_environment(), **self.variables}
         with self.log.open("ab") as out:
             out.write(f"---- start {self.starts}\n".encode())
             out.flush()
@@ -49,7 +58,7 @@ class Process:
                     arguments,
                     out=self.log,
                     errors=self.log,
-                    environment=process_environment(),
+                    environment=environment,
                 )
                 return
             self.popen = subprocess.Popen(  # noqa: S603
@@ -57,7 +66,7 @@ class Process:
                 stdout=out,
                 stderr=out,
                 stdin=subprocess.DEVNULL,
-                env=process_environment(),
+                env=environment,
             )
 
     @property
@@ -67,10 +76,15 @@ class Process:
 
     def kill(self) -> None:
         """Kill it (kill -9)."""
+        self.send_signal(signal.SIGKILL)
+        if self.popen is not None:
+            self.popen.wait()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
         if self.popen is not None:
             with contextlib.suppress(ProcessLookupError):
-                self.popen.send_signal(signal.SIGKILL)
-            self.popen.wait()
+                self.popen.send_signal(number)
 
     def count(self, words: str) -> int:
         """Return how often these words occur in the process's log."""

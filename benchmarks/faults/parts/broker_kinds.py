@@ -10,18 +10,19 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.faults.trial_parts import Process
+from benchmarks.faults.parts.trial_parts import Process
 from coordinator.broker import embedded_broker_config
 from coordinator.broker.local_addresses import find_free_port
-from coordinator.broker.mosquitto_config import MAX_PACKET, find_mosquitto
+from coordinator.broker.mosquitto_config import MAX_PACKET, find_mosquitto, read_version
 from federated.errors import FleetError
 
-__all__ = ["CLUSTER", "KINDS", "LOCAL", "Place", "find_missing"]
+__all__ = ["CLUSTER", "KINDS", "LOCAL", "Place", "describe_broker", "find_missing"]
 
 CLUSTER = "rabbitmq-cluster"
 STARTING = 240.0  # seconds for a broker to listen
@@ -35,7 +36,7 @@ class Place:
     """Where a broker runs.
 
     folder: of its data.
-    persistent: True if it saves its messages.
+    persistent: True if a restart keeps its messages.
     host: further address for clients.
     """
 
@@ -52,6 +53,7 @@ class Server:
     command: starts it.
     port, host: on which it listens.
     clients: True if it listens for clients of MQTT.
+    data: folder that a kill deletes, of a server that always stores its messages; None: keep it.
     """
 
     name: str
@@ -59,10 +61,17 @@ class Server:
     port: int
     host: str = LOCAL
     clients: bool = True
+    data: Path | None = None
     process: Process = field(init=False)
 
     def start(self) -> None:
         self.process.start(self.command)
+
+    def kill(self) -> None:
+        """Kill it (kill -9), and delete what it stored if it is to lose that."""
+        self.process.kill()
+        if self.data is not None:
+            shutil.rmtree(self.data, ignore_errors=True)
 
     def wait(self) -> None:
         """Wait until it listens. FleetError: it does not."""
@@ -129,15 +138,19 @@ def make_embedded(place: Place) -> list[Server]:
 def make_nats(place: Place) -> list[Server]:
     """Return a NATS server with JetStream and its MQTT."""
     clients, port = (find_free_port(LOCAL, 0) for _ in range(2))
+    data = place.folder / "data"
     settings = {
         "server_name": "espalier",
         "listen": f"{LOCAL}:{clients}",
-        "jetstream": {"store_dir": str(place.folder / "data")},
-        "mqtt": {"listen": f"{LOCAL}:{port}"},
+        "jetstream": {"store_dir": str(data)},
+        # a namespace's own network, if there is a further address
+        "mqtt": {"listen": f"{LOCAL if place.host == LOCAL else '0.0.0.0'}:{port}"},  # noqa: S104
     }
     file = place.folder / "nats.conf"
     file.write_text(json.dumps(settings))
-    return [Server("broker", [_find("nats-server"), "-c", str(file)], port)]
+    command = [_find("nats-server"), "-c", str(file)]
+    lost = None if place.persistent else data
+    return [Server("broker", command, port, place.host, data=lost)]
 
 
 def make_rabbitmq(place: Place) -> list[Server]:
@@ -156,25 +169,29 @@ def _make_rabbitmq(place: Place, number: int) -> list[Server]:
     (folder / "plugins").write_text("[rabbitmq_mqtt].\n")
     common = {
         "HOME": str(folder),  # of the cookie
-        "ERL_EPMD_ADDRESS": LOCAL,
+        "ERL_EPMD_ADDRESS": ",".join(sorted({LOCAL, place.host})),
         "ERL_EPMD_PORT": str(names),
         "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "none.config"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
         "RUNNING_UNDER_SYSTEMD": "1",  # one process, without a shell around it
     }
     # the register of nodes; otherwise the first node would start it, and leave it running
-    register = [_find("epmd"), "-port", str(names), "-address", LOCAL]
+    register = [_find("epmd"), "-port", str(names), "-address", common["ERL_EPMD_ADDRESS"]]
     return [
-        Server("register", register, names, clients=False),
-        *(_make_node(folder, index, nodes, common) for index in range(number)),
+        Server("register", register, names, place.host, clients=False),
+        *(_make_node(place, index, nodes, common) for index in range(number)),
     ]
 
 
-def _make_node(folder: Path, index: int, nodes: Sequence[str], common: Mapping[str, str]) -> Server:
+def _make_node(place: Place, index: int, nodes: Sequence[str], common: Mapping[str, str]) -> Server:
+    folder = place.folder.resolve()
     amqp, mqtt, among_nodes = (find_free_port(LOCAL, 0) for _ in range(3))
     lines = [
         f"listeners.tcp.1 = {LOCAL}:{amqp}",
-        f"mqtt.listeners.tcp.1 = {LOCAL}:{mqtt}",
+        *(
+            f"mqtt.listeners.tcp.{number} = {host}:{mqtt}"
+            for number, host in enumerate(sorted({LOCAL, place.host}), 1)
+        ),
         "mqtt.allow_anonymous = true",
         "cluster_formation.peer_discovery_backend = classic_config",
         *(
@@ -184,16 +201,18 @@ def _make_node(folder: Path, index: int, nodes: Sequence[str], common: Mapping[s
     ]
     file = folder / f"rabbitmq{index}.conf"
     file.write_text("\n".join(lines) + "\n")
+    data = folder / f"data{index}"
     variables = {
         **common,
         "RABBITMQ_CONFIG_FILE": str(file),
         "RABBITMQ_DIST_PORT": str(among_nodes),
         "RABBITMQ_LOG_BASE": str(folder / f"log{index}"),
-        "RABBITMQ_MNESIA_BASE": str(folder / f"data{index}"),
+        "RABBITMQ_MNESIA_BASE": str(data),
         "RABBITMQ_NODENAME": nodes[index],
     }
     command = ["env", *(f"{name}={value}" for name, value in variables.items()), _find("rabbitmq")]
-    return Server(f"broker{index}", command, mqtt)
+    lost = None if place.persistent else data
+    return Server(f"broker{index}", command, mqtt, place.host, data=lost)
 
 
 KINDS: Mapping[str, Callable[[Place], list[Server]]] = {
@@ -210,6 +229,25 @@ def find_missing(kind: str) -> str:
     """Return the program that a kind of broker needs and this machine lacks; empty if none."""
     wanted = {"bridge": "mosquitto", CLUSTER: "rabbitmq", "nats": "nats-server"}.get(kind, kind)
     return "" if wanted == "embedded" or _locate(wanted) else wanted
+
+
+def describe_broker(kind: str) -> str:
+    """Return the name and version of an installed broker of a kind."""
+    if kind == "embedded":
+        return embedded_broker_config.describe()
+    if kind in ("mosquitto", "bridge"):
+        return f"mosquitto {read_version(_find('mosquitto'))}"
+    if kind == "nats":
+        done = subprocess.run(  # noqa: S603
+            [_find("nats-server"), "--version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10,
+        )
+        return f"NATS {done.stdout.rpartition('v')[2].strip()}"
+    server = Path(_find("rabbitmq")).parents[1].name  # rabbitmq_server-VERSION
+    return f"RabbitMQ {server.rpartition('-')[2]}"
 
 
 def _find(program: str) -> str:

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.faults.lossy_disk FOLDER SEED [INSTANT...]`: mount a disk in memory at a
-folder with FUSE. When it is unmounted, it loses what was not synced, and is mounted again.
+"""`python -m benchmarks.faults.parts.lossy_disk FOLDER SEED [INSTANT...]`: mount a disk in memory
+at a folder with FUSE. When it is unmounted, it loses what was not synced, and is mounted again.
 
 INSTANT, one per mount: the number of the disk change (a write, a sync, a new name) just before
 which power is cut. All processes that changed the disk are then killed, except the one that started

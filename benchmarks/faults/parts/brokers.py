@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.faults.broker_kinds import CLUSTER, KINDS, LOCAL, Place
-from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.trial_parts import Process
+from benchmarks.faults.parts.broker_kinds import CLUSTER, KINDS, LOCAL, Place
+from benchmarks.faults.parts.proxy import Proxy
+from benchmarks.faults.parts.trial_parts import Process
 
 __all__ = ["Broker", "open_broker"]
 
@@ -66,8 +66,8 @@ class Broker:
         self.victim.wait()
 
     def kill(self) -> None:
-        """Kill the victim (kill -9)."""
-        self.victim.process.kill()
+        """Kill the victim (kill -9); without persistence, it then has no data."""
+        self.victim.kill()
 
     def close(self) -> None:
         """Kill all of it."""
