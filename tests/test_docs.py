@@ -91,7 +91,7 @@ def test_check_fails_and_writes_nothing_if_a_page_is_out_of_date(
 ) -> None:
     for place in {place for place, _ in docs.TABLES.values()}:
         page = (ROOT / place).read_text().replace("| `raw` |", "| `rare` |")
-        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(page)
     monkeypatch.setattr(docs, "ROOT", tmp_path)
     operations, run = tmp_path / "docs" / "operations.md", CliRunner().invoke
