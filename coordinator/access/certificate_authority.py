@@ -267,6 +267,7 @@ class Authority:
                 if before.revoked is not None:
                     raise Refused(f"the certificate of '{name}' was revoked")
                 return before.pem
+            self.refuse_second(name, now)  # that it claimed meanwhile
             made = self.admit(name, asked, life)
             self.registry.complete_token(secret, made.serial)
         return made.pem
@@ -319,6 +320,14 @@ class Authority:
             self.registry.record(by, "revoke", names)
             self._write_list(datetime.now(UTC))
         return counts
+
+    def refuse_second(self, name: str, now: float) -> None:
+        """Raise Refused if another device may have a certificate of this name."""
+        if self.registry.list_valid(name, now):
+            raise Refused(
+                f"'{name}' already has a certificate: revoke it before another device enrols "
+                f"(coordinator revoke {name})"
+            )
 
     def admit(
         self, name: str, asked: x509.CertificateSigningRequest, life: timedelta = LIFE

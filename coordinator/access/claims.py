@@ -173,8 +173,7 @@ def claim(
                     f"(coordinator enroll {name})"
                 )
             return known.pem
-        if registry.list_valid(name, now):
-            raise Refused(f"'{name}' already has a certificate (coordinator revoke {name})")
+        authority.refuse_second(name, now)
         check_number(registry, batch)
         made = authority.admit(name, asked)
         registry.change(

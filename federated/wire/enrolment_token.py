@@ -130,7 +130,7 @@ def parse_token(text: str, *, hide: bool = True) -> Token:
     """
     text = "".join(text.split())
     found = re.fullmatch(
-        r"([^@/]+)@(\[[^\]/]+\]|[^:/@]+):([0-9]{1,5})/([0-9]+)(c?)-(\w+)-(\w+)-(\w+)(?:#(.+))?",
+        r"([^@/]+)@(\[[^\]/]+\]|[^:/@]+):([0-9]{1,5})/([0-9]+)([cC]?)-(\w+)-(\w+)-(\w+)(?:#(.+))?",
         text,
     )
     if found is None:

@@ -127,6 +127,16 @@ def test_a_device_that_enrolled_by_a_token_meanwhile_cannot_be_claimed(
         ask(authority, token, "1000a")
 
 
+def test_a_token_of_a_name_that_was_claimed_meanwhile_is_refused(
+    authority: Authority, token: Token
+) -> None:
+    alone = authority.invite("pi-1", "localhost", 8884, HOUR)
+    ask(authority, token, "1000a")
+    with pytest.raises(Refused, match="already has a certificate"):
+        authority.enrol(alone.secret, sign_request("pi-1", OTHER))
+    assert len(authority.registry.list_valid("pi-1", time.time())) == 1
+
+
 def test_the_secrets_of_claims_and_of_tokens_are_not_exchanged(
     authority: Authority, token: Token
 ) -> None:

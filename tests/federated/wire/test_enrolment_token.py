@@ -24,6 +24,7 @@ def test_a_token_shows_its_device_and_its_coordinator() -> None:
         TOKEN,
         Token("a", "fd00::2", 1, b"s" * 16, b"f" * 32),
         Token("a.b_c-d", "host.example", 65535, b"\xff" * 16, bytes(32)),
+        replace(TOKEN, claim=True),
     ],
 )
 def test_a_token_is_parsed_in_any_case_and_with_blanks(token: Token) -> None:
