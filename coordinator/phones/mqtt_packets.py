@@ -169,12 +169,12 @@ def parse_connect(packet: Packet) -> Connect | None:
     return Connect(kept, keepalive, will, topic, user, password)
 
 
-def check_connect(connect: Connect, agent: str) -> None:
-    """Check the keepalive and the will of an agent. Raises Refused."""
+def check_connect(connect: Connect, run: str, agent: str) -> None:
+    """Check the keepalive and the will of an agent of a run. Raises Refused."""
     if not 0 < connect.keepalive <= KEEPALIVE:
         raise Refused(f"expected a keepalive of 1 to {KEEPALIVE} s, found {connect.keepalive}")
     if connect.flags & WILL:
-        check_topic(agent, "write", connect.topic)
+        check_topic(run, agent, "write", connect.topic)
 
 
 def format_connect(
@@ -196,27 +196,27 @@ def format_connect(
     return bytes([CONNECT << 4]) + pack_length(len(body)) + body
 
 
-def check_packet(packet: Packet, agent: str) -> None:
-    """Check a packet of a connected agent. Raises Malformed; Refused without the right."""
+def check_packet(packet: Packet, run: str, agent: str) -> None:
+    """Check a packet of a connected agent of a run. Raises Malformed; Refused without the right."""
     fields = Fields(packet.body)
     if packet.kind == PUBLISH:
         topic = fields.take_text()
         if not topic or "+" in topic or "#" in topic:
             raise Malformed("expected a topic without wildcards in PUBLISH")
-        check_topic(agent, "write", topic)
+        check_topic(run, agent, "write", topic)
     elif packet.kind == SUBSCRIBE and packet.flags == 2:
         fields.take_number()
         while fields.left:
-            check_topic(agent, "read", fields.take_text())
+            check_topic(run, agent, "read", fields.take_text())
             fields.take(1)
     elif PLAIN.get(packet.kind) != packet.flags:
         raise Malformed(f"expected no packet of type {packet.kind} with flags {packet.flags}")
 
 
-def check_topic(agent: str, access: Literal["read", "write"], topic: str) -> None:
-    if not topics.permits(agent, access, topic):
+def check_topic(run: str, agent: str, access: Literal["read", "write"], topic: str) -> None:
+    if not topics.permits(run, agent, access, topic):
         verb = "publish on" if access == "write" else "subscribe to"
-        raise Refused(f"'{agent}' may not {verb} {topic[:60]}")
+        raise Refused(f"'{agent}' may not {verb} {topic[:60]} in run '{run}'")
 
 
 def pack_text(text: str) -> bytes:

@@ -2,7 +2,8 @@
 and pass bytes both ways.
 
 The broker sees the phone as the agent whose certificate the server holds. Without TLS it sees the
-coordinator's user, if it asks for one; then only the checks here limit what the phone may do.
+coordinator's user, if it asks for one; then only the checks here limit what the phone may do, and
+to which run it has access.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Pipes:
             raise End(TRY_AGAIN, "the broker cannot be reached; try again later") from error
         try:
             sender.write(self._format_connect(connect, phone))
-            up = Up(socket, reader, sender, phone.name)
+            up = Up(socket, reader, sender, (self._enrolment.run, phone.name))
             await up.send(found[1:])
             await self._pass(phone, up, broker, 1.5 * connect.keepalive)
         except OSError as error:
@@ -141,7 +142,7 @@ class Pipes:
         admit = functools.partial(self._enrolment.admit, connect.user, connect.password)
         try:
             phone = await anyio.to_thread.run_sync(admit, limiter=self._checking)
-            packets.check_connect(connect, phone.name)
+            packets.check_connect(connect, self._enrolment.run, phone.name)
         except Refused:
             await socket.send_bytes(packets.NOT_AUTHORISED)
             raise
@@ -207,9 +208,11 @@ class Up:
         socket: WebSocket,
         reader: packets.PacketReader,
         sender: asyncio.StreamWriter,
-        agent: str,
+        place: tuple[str, str],
     ) -> None:
-        self.socket, self._reader, self._sender, self._agent = socket, reader, sender, agent
+        """place: the run, and the name of the phone's agent."""
+        self.socket, self._reader, self._sender = socket, reader, sender
+        self._run, self._agent = place
 
     async def run(self, idle: float) -> None:
         while True:
@@ -223,7 +226,7 @@ class Up:
     async def send(self, found: list[packets.Packet]) -> None:
         """Check packets and send them. Raises Malformed, Refused, OSError."""
         for packet in found:
-            packets.check_packet(packet, self._agent)
+            packets.check_packet(packet, self._run, self._agent)
             self._sender.write(packet.raw)
         await self._sender.drain()
 

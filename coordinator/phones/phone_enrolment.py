@@ -60,13 +60,13 @@ class Phone:
 class PhoneEnrolment:
     """The phones that enrolled at an authority. Methods may be called from any thread; they raise
     StoreError if a file cannot be read or written.
+
+    run: in which they take part.
     """
 
     def __init__(self, authority: Authority, run: str) -> None:
-        """Create the folder of the phones' keys. run: in which they take part. Raises
-        StoreError.
-        """
-        self._run = run
+        """Create the folder of the phones' keys. Raises StoreError."""
+        self.run = run
         self._authority, self._folder = authority, authority.folder / FOLDER
         with explain_os_errors(StoreError, f"cannot create the folder {self._folder}"):
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -120,7 +120,7 @@ class PhoneEnrolment:
 
     def list_excluded(self) -> frozenset[str]:
         """Return the names that may not take part in the run."""
-        return list_excluded(self._authority.registry, self._run)
+        return list_excluded(self._authority.registry, self.run)
 
     def _make_key(self, secret: bytes, nonce: bytes) -> ec.EllipticCurvePrivateKey:
         """Return a key that only this authority can compute, always the same for a token and nonce

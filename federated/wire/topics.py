@@ -286,10 +286,10 @@ def excluded_patterns(run: str, agent: str) -> tuple[str, ...]:
     return tuple(f"{ROOT}/{_name('run', run)}/{pattern}" for pattern in patterns)
 
 
-def permits(agent: str, access: Literal["read", "write"], topic: str) -> bool:
-    """Return True if an agent may publish on a topic, or subscribe to it or to such a pattern."""
-    own = [pattern.replace("%u", agent) for kind, pattern in agent_rights() if kind == access]
-    return any(matches(pattern, topic) for pattern in own)
+def permits(run: str, agent: str, access: Literal["read", "write"], topic: str) -> bool:
+    """Return True if an agent of a run may publish on a topic, or subscribe to it or a pattern."""
+    own = [pattern.replace("+", run, 1) for kind, pattern in agent_rights() if kind == access]
+    return any(matches(pattern.replace("%u", agent), topic) for pattern in own)
 
 
 def all_topics() -> str:

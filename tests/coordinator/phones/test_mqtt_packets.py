@@ -63,7 +63,7 @@ def test_connect_gets_another_identifier_and_other_credentials() -> None:
         STATUS,
         60,
     )
-    check_connect(asked, "ann")
+    check_connect(asked, "r", "ann")
     made = parse_connect(read(format_connect(asked, "new", "boss", "word")))  # type: ignore[arg-type]
     assert made is not None
     assert (made.user, made.password, made.will) == ("boss", "word", asked.will)
@@ -102,14 +102,14 @@ def test_the_keepalive_is_limited(keepalive: int) -> None:
     asked = parse_connect(read(connect(2, pack_text("a"), keepalive=keepalive)))  # type: ignore[arg-type]
     assert asked is not None
     with pytest.raises(Refused, match="keepalive"):
-        check_connect(asked, "ann")
+        check_connect(asked, "r", "ann")
 
 
 def test_a_foreign_will_is_refused() -> None:
     asked = parse_connect(read(FULL))  # type: ignore[arg-type]
     assert asked is not None
     with pytest.raises(Refused, match="bob"):
-        check_connect(asked, "bob")
+        check_connect(asked, "r", "bob")
 
 
 def subscribe(*filters: str) -> bytes:
@@ -121,7 +121,7 @@ def subscribe(*filters: str) -> bytes:
     [
         packet(0x33, pack_text(STATUS) + b"\x00\x01online"),
         packet(0x30, pack_text("fl/v1/r/agent/ann/up/t/c/0") + b"chunk"),
-        subscribe("fl/v1/+/run", "fl/v1/r/cmd/ann", "fl/v1/r/cmd/all", STATUS),
+        subscribe("fl/v1/r/run", "fl/v1/r/cmd/ann", "fl/v1/r/cmd/all", STATUS),
         subscribe("fl/v1/r/model/0/w1/c/+"),
         packet(0x62, b"\x00\x01"),
         packet(0xA2, b"\x00\x01" + pack_text("anything")),
@@ -130,7 +130,7 @@ def subscribe(*filters: str) -> bytes:
     ],
 )
 def test_an_agent_does_what_it_may(data: bytes) -> None:
-    check_packet(read(data), "ann")  # type: ignore[arg-type]
+    check_packet(read(data), "r", "ann")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,9 @@ def test_an_agent_does_what_it_may(data: bytes) -> None:
         packet(0x30, pack_text("fl/v1/r/cmd/ann")),
         packet(0x30, pack_text("$CONTROL/dynamic-security/v1")),
         subscribe("fl/v1/r/cmd/ann", "fl/v1/r/cmd/bob"),
+        packet(0x30, pack_text("fl/v1/other/agent/ann/up/t/c/0") + b"chunk"),
+        subscribe("fl/v1/other/model/#"),
+        subscribe("fl/v1/+/run"),
         subscribe("#"),
         subscribe("fl/v1/r/cmd/+"),
         subscribe("fl/v1/#"),
@@ -151,7 +154,7 @@ def test_an_agent_does_what_it_may(data: bytes) -> None:
 )
 def test_an_agent_does_nothing_else(data: bytes) -> None:
     with pytest.raises(Refused, match="may not"):
-        check_packet(read(data), "ann")  # type: ignore[arg-type]
+        check_packet(read(data), "r", "ann")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -169,4 +172,4 @@ def test_an_agent_does_nothing_else(data: bytes) -> None:
 )
 def test_a_packet_that_no_client_sends_is_rejected(data: bytes) -> None:
     with pytest.raises(Malformed):
-        check_packet(read(data), "ann")  # type: ignore[arg-type]
+        check_packet(read(data), "r", "ann")  # type: ignore[arg-type]
