@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 from coordinator.http_transfers.object_store import Bucket, ObjectStore, StoreFailure
 from coordinator.http_transfers.stored_updates import StoredUpdates
@@ -129,15 +130,15 @@ def check_exposure(config: Http) -> None:
         if getattr(config, name):
             raise ConfigError(f"http.store: run without http.{name}, which is for a server")
     for setting, url in (("http.endpoint", config.endpoint), ("http.url", config.url)):
-        if url.startswith("http://") and not is_local(url):
+        parts = urlsplit(url)
+        if parts.scheme == "http" and not is_local(parts.hostname or ""):
             raise ConfigError(
                 f"{setting} = '{url}': devices would transfer without TLS: name an address with "
                 "https://"
             )
 
 
-def is_local(url: str) -> bool:
-    host = re.sub(r"^http://(\[[^]]*\]|[^:/]*).*$", r"\1", url).strip("[]")
+def is_local(host: str) -> bool:
     try:
         return is_loopback(host)
     except OSError:  # unknown here

@@ -36,6 +36,7 @@ def refuse(settings: dict[str, Any], folder: Path) -> str:
         ({**LOCAL, "http.endpoint": "https://key@host"}, "http.endpoint: expected http"),
         ({**LOCAL, "http.url": "ftp://host"}, "http.url: expected http"),
         ({**LOCAL, "http.endpoint": "http://192.0.2.1"}, "devices would transfer without TLS"),
+        ({**LOCAL, "http.endpoint": "HTTP://192.0.2.1"}, "devices would transfer without TLS"),
         ({**LOCAL, "http.url": "http://192.0.2.1"}, "devices would transfer without TLS"),
         ({**LOCAL, "http.listen": "127.0.0.1:0"}, "run without http.listen"),
         ({**LOCAL, "http.key": "k.pem"}, "run without http.key"),
