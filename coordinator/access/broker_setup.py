@@ -9,17 +9,16 @@ expire soon. A broker that this process started is restarted when it crashes.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from coordinator.access.certificate_registry import REGISTRY, Registry
-from coordinator.access.configured_authority import find_default_folder, open_authority
+from coordinator.access.broker_address import name_entry
+from coordinator.access.configured_authority import open_authority
 from coordinator.access.enrolment_server_process import EnrolmentProcess
 from coordinator.access.run_rights import add_run, list_excluded
 from coordinator.broker import local_broker as brokers
@@ -29,7 +28,7 @@ from coordinator.settings.service_tables import Broker as Wanted
 from federated.errors import ConfigError
 from federated.runtime.console import Say
 from federated.runtime.server_process import Poller
-from federated.wire.link import Link, get_scheme
+from federated.wire.link import Link
 from federated.wire.mqtt_address import PORTS, add_credentials, format_url, parse_mqtt_address
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ __all__ = [
     "SUSPENDED",
     "AuthorityWatcher",
     "BrokerAccess",
-    "add_certificate",
-    "find_broker",
     "open_broker_access",
 ]
 
@@ -51,7 +48,6 @@ log = logging.getLogger(__name__)
 REVOKED = "its certificate was revoked"
 SUSPENDED = "it flooded the coordinator"
 EXCLUDED = "it has no right to this run"
-ENTRY = "entry"  # name of the fact with the address of the coordinator's own listener
 SUSPENSION = 600.0  # seconds
 NAMED = 10  # agents that a message names
 RENEWAL_CHECK = 3600.0  # seconds between checks for certificates that expire soon
@@ -161,9 +157,11 @@ class AuthorityWatcher:
 
         What fails is tried again at the next poll. Raises EspalierError, OSError.
         """
-        current = self._read_state()  # the coordinator ignores an agent before the broker does
-        if self._broker is not None:
-            self._broker.restart_if_dead()
+        try:
+            current = self._read_state()  # the coordinator ignores an agent before the broker does
+        finally:
+            if self._broker is not None:
+                self._broker.restart_if_dead()
         if current != self._applied:
             self._apply(current, self._applied)
             self._applied = current
@@ -179,11 +177,13 @@ class AuthorityWatcher:
     def _read_state(self) -> Applied:
         """Read what the broker should have, and tell the coordinator."""
         access, registry = self._access, self._authority.registry
+        access.barred, access.excluded = registry.list_barred(), list_excluded(registry, self._run)
+        if self._authority.outside is not None:
+            access.names = registry.list_names()
+        # last, since files that do not fit raise an error
         stamp, revoked = self._read_file_times(), registry.list_revocations()
         if self._authority.outside is not None:
             revoked |= {(serial, "") for serial in self._authority.outside.check()}
-            access.names = registry.list_names()
-        access.barred, access.excluded = registry.list_barred(), list_excluded(registry, self._run)
         # an external broker has its own files, which this process cannot change for ten minutes
         suspended = access.list_suspended() if self._broker is not None else frozenset[str]()
         excluded = dict.fromkeys(access.excluded, (self._run,))
@@ -193,7 +193,7 @@ class AuthorityWatcher:
         new = state.rights.barred - before.rights.barred
         for _, name in state.revoked - before.revoked:
             # a list of revoked certificates has no names: those that are valid reconnect
-            new |= {name} if name else self._authority.registry.list_registered()
+            new |= {name} if name else state.rights.names or frozenset()
         if self._broker is not None:
             self._broker.reload(state.rights)
             if new:
@@ -218,41 +218,6 @@ class AuthorityWatcher:
         others = () if authority.outside is None else authority.outside.read_file_times()
         own = authority.crl, authority.server
         return *(path.stat().st_mtime_ns for path in own), *others
-
-
-def add_certificate(broker: str, pki: str = "") -> str:
-    """Return a broker's address with the coordinator's certificate, if the address requires one and
-    this user has the authority in the folder `pki`. By default, ESPALIER_BROKER__PKI names it.
-    """
-    if get_scheme(broker) not in PORTS:
-        return broker  # only MQTT brokers use certificates
-    address = parse_mqtt_address(broker)
-    folder = Path(pki or os.environ.get("ESPALIER_BROKER__PKI") or find_default_folder())
-    pem = folder / "coordinator.pem"
-    if not address.tls or address.cert is not None or address.user is not None or not pem.is_file():
-        return broker
-    return format_url(add_credentials(address, str(folder / "ca.pem"), str(pem)))
-
-
-def find_broker(wanted: Wanted) -> str:
-    """Return the address of a run's broker, for other programs on the coordinator's machine. Raises
-    ConfigError if the configuration does not tell it.
-    """
-    if wanted.url:
-        return add_certificate(wanted.url, wanted.pki)
-    if wanted.ca:
-        with closing(Registry(Path(wanted.pki or find_default_folder()) / REGISTRY)) as registry:
-            return add_certificate(f"mqtts://{registry.get_fact(ENTRY)}", wanted.pki)
-    if wanted.passwords or wanted.port == 0:
-        why = "requires a password" if wanted.passwords else "has a random port"
-        raise ConfigError(
-            f"the run's broker {why}: give its address, such as mqtt://USER:PASSWORD@HOST:PORT"
-        )
-    scheme = "mqtts" if wanted.tls else "mqtt"
-    host = "127.0.0.1" if wanted.listen in ("0.0.0.0", "::") else wanted.listen  # noqa: S104
-    place = f"[{host}]" if ":" in host else host
-    port = PORTS[scheme] if wanted.port is None else wanted.port
-    return add_certificate(f"{scheme}://{place}:{port}", wanted.pki)
 
 
 @contextmanager
@@ -323,7 +288,7 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say, most: int) -> Iterato
             advice = _serve_enrolment(wanted, authority, public, stack)
         else:
             entry = parse_mqtt_address(access.address)
-            authority.registry.set_fact(ENTRY, f"{entry.host}:{entry.port}")
+            authority.registry.set_fact(name_entry(wanted), f"{entry.host}:{entry.port}")
             advice = f"devices need a certificate of {wanted.ca}, and: coordinator register NAME"
         add_run(authority.registry, folder.name)
         watcher = AuthorityWatcher(authority, access, broker, run=folder.name)

@@ -34,7 +34,7 @@ def doctor(broker: str | None, run: str | None, runs: Path, form: str) -> None:
     failed, or else that of the first failure.
     """
     with print_errors("doctor"):
-        from coordinator.access.broker_setup import add_certificate
+        from coordinator.access.broker_address import add_certificate
         from coordinator.broker.coordinator_checks import examine
         from federated.wire.checks.check_result import print_checks
 

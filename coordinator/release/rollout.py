@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from coordinator import audit_log
-from coordinator.access.broker_setup import add_certificate, find_broker
+from coordinator.access.broker_address import add_certificate, find_broker
 from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive

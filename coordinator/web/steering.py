@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import get_args
 
-from coordinator.access.broker_setup import find_broker
+from coordinator.access.broker_address import find_broker
 from coordinator.access.configured_authority import (
     enrol_devices,
     find_enrolment_address,

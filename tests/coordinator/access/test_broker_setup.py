@@ -25,8 +25,6 @@ from coordinator.access.broker_setup import (
     REVOKED,
     AuthorityWatcher,
     BrokerAccess,
-    add_certificate,
-    find_broker,
     open_broker_access,
 )
 from coordinator.access.certificate_authority import LIFE, Authority
@@ -371,33 +369,6 @@ def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     result = CliRunner().invoke(main, ["enroll", "a", "--pki", str(tmp_path)])
     assert result.exit_code == 4
     assert "[secure]" in result.output
-
-
-def test_commands_use_the_coordinators_certificate_for_a_broker_with_tls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ESPALIER_BROKER__PKI", str(tmp_path / "pki"))
-    assert add_certificate("mqtts://h") == "mqtts://h"  # no authority here
-    Authority(tmp_path / "pki").close()
-    assert parse_mqtt_address(add_certificate("mqtts://h")).cert == str(
-        tmp_path / "pki" / "coordinator.pem"
-    )
-    for other in ("h", "mqtts://me:x@h", "mqtts://h?cert=mine.pem"):
-        assert add_certificate(other) == other
-
-
-def test_the_address_of_a_runs_broker_follows_from_its_settings(tmp_path: Path) -> None:
-    assert find_broker(Broker(url="mqtt://me:secret@h")) == "mqtt://me:secret@h"
-    assert find_broker(Broker(listen="0.0.0.0")) == "mqtt://127.0.0.1:1883"
-    assert find_broker(Broker(listen="::1", port=99)) == "mqtt://[::1]:99"
-    pki = tmp_path / "pki"
-    Authority(pki).close()
-    own = parse_mqtt_address(find_broker(Broker(tls=True, pki=str(pki))))
-    assert (own.port, own.cert) == (8883, str(pki / "coordinator.pem"))
-    with pytest.raises(ConfigError, match="requires a password: give its address"):
-        find_broker(Broker(passwords="file"))
-    with pytest.raises(ConfigError, match="has a random port"):
-        find_broker(Broker(port=0))
 
 
 @pytest.mark.broker

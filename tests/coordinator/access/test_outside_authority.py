@@ -15,7 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator import audit_log
-from coordinator.access.broker_setup import BrokerAccess, find_broker, open_broker_access
+from coordinator.access.broker_address import find_broker
+from coordinator.access.broker_setup import BrokerAccess, open_broker_access
+from coordinator.access.certificate_authority import Authority
 from coordinator.access.configured_authority import open_authority
 from coordinator.access.outside_authority import read_outside_authority
 from coordinator.broker.local_addresses import find_free_port
@@ -197,6 +199,34 @@ def test_a_revoked_name_loses_its_rights_until_it_is_registered_again(
         own.close()
     rows, _ = audit_log.read(tmp_path / "pki" / "registry.sqlite")
     assert [row.what for row in rows] == ["register", "revoke", "register"]
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_a_list_that_does_not_fit_delays_no_revocation_by_name(
+    tmp_path: Path, company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    register(tmp_path, "pi")
+    with opened(company, tmp_path) as (_, access):
+        company.crl.write_text("no list")
+        eventually(lambda: "expected lists of revoked certificates" in caplog.text)
+        register(tmp_path, "pi", command="revoke")
+        eventually(lambda: access.barred == {"pi"})
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_a_revoked_certificate_with_a_name_that_was_only_enrolled_is_disconnected(
+    tmp_path: Path, company: Company
+) -> None:
+    with opened(company, tmp_path) as (wanted, access):
+        with closing(Authority(tmp_path / "pki", renew=False)) as authority:
+            authority.invite("pi", "localhost", 8884, 60)
+        eventually(lambda: access.names == {"pi"})
+        lost = company.issue("pi")
+        with closing(MqttLink(locate(wanted, company, lost), "r-pi")) as pi:
+            company.revoke(lost)
+            assert "revoked" in wait_for_failure(pi)
 
 
 @pytest.mark.broker
