@@ -1,10 +1,13 @@
 """Put weights into a store, and sign the addresses at which agents download them.
 
 weights/SHA256    weights or a training graph
+
+What the store has lost is put there again while agents may need it.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -17,7 +20,10 @@ from coordinator.http_transfers.store_thread import StoreThread
 
 __all__ = ["StoredWeights"]
 
+log = logging.getLogger(__name__)
+
 FOLDER = "weights/"
+LOOK = 10.0  # seconds between two looks for weights that the store has lost
 
 
 @dataclass
@@ -51,6 +57,7 @@ class StoredWeights:
         # what to put into the store, and digests to remove from it, in order
         self._jobs = deque[tuple[str, Wanted | None]]()
         self._swept = False
+        self._looked = clock()
         self._thread = StoreThread("weights for the store", self._work)
         self._thread.start()
 
@@ -84,7 +91,7 @@ class StoredWeights:
         wanted.url = self._store.sign_get(FOLDER + sha256, self._expiry)
         wanted.renewed = now + self._expiry / 2
 
-    def _work(self) -> None:
+    def _work(self) -> float | None:
         if not self._swept:
             self._store.delete(self._store.list(FOLDER))
             self._swept = True
@@ -95,6 +102,21 @@ class StoredWeights:
             elif self._wanted.get(sha256) is wanted:
                 self._put(sha256, wanted)
             self._jobs.popleft()
+        if self._clock() - self._looked >= LOOK:
+            self._restore()
+            self._looked = self._clock()
+        return LOOK if self._wanted else None
+
+    def _restore(self) -> None:
+        """Put weights that the store has lost there again."""
+        with self._lock:
+            stored = {sha256: wanted for sha256, wanted in self._wanted.items() if wanted.url}
+        found = self._store.list(FOLDER) if stored else {}
+        for sha256, wanted in stored.items():
+            # what is withdrawn meanwhile is removed by a later job
+            if FOLDER + sha256 not in found and not self._thread.closed:
+                log.warning("the store has lost weights %s: storing them again", sha256[:16])
+                self._put(sha256, wanted)
 
     def _put(self, sha256: str, wanted: Wanted) -> None:
         try:

@@ -16,7 +16,7 @@ pytest.importorskip("botocore")
 
 from benchmarks.faults.parts.object_store import BUCKET, CREDENTIALS, Way, run_store
 from coordinator.fleet.message_loop import Intake, MessageLoop
-from coordinator.http_transfers import store_thread, stored_updates
+from coordinator.http_transfers import store_thread, stored_updates, stored_weights
 from coordinator.http_transfers.configured_transfers import open_transfers
 from coordinator.http_transfers.object_store import Bucket, ObjectStore, StoreFailure
 from coordinator.http_transfers.store_transfers import StoreTransfers, check_store, parse_bucket
@@ -124,6 +124,19 @@ def test_weights_are_downloaded_at_a_signed_address_until_they_are_withdrawn(
         forged = url.replace(f"weights/{DIGEST}", "weights/other")
         failed = end(HttpDownload(HttpAccess(), forged, tmp_path / "p", DIGEST, len(DATA)))
         assert "403" in str(failed.failure)
+        weights.withdraw(DIGEST)
+        eventually(lambda: not store.list(""))
+
+
+def test_weights_that_the_store_lost_are_stored_again_while_they_are_needed(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_weights, "LOOK", 0.1)
+    (tmp_path / f"{DIGEST}.weights").write_bytes(DATA)
+    with closing(StoredWeights(store, tmp_path, 60)) as weights:
+        eventually(lambda: weights.find(DIGEST))
+        store.delete([f"weights/{DIGEST}"])
+        assert eventually(lambda: store.list("")) == {f"weights/{DIGEST}": len(DATA)}
         weights.withdraw(DIGEST)
         eventually(lambda: not store.list(""))
 
