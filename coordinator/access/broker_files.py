@@ -5,7 +5,6 @@ list), for `coordinator authority --for-broker DIR`.
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from coordinator.access.certificate_authority import Authority
@@ -39,8 +38,8 @@ def write_broker_files(authority: Authority, target: Path) -> None:
             with os.fdopen(
                 os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
             ) as file:
+                if is_root():  # not by name: the folder's owner might replace it with a link
+                    os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
                 file.write(data)
                 os.fsync(file.fileno())
-            if is_root():
-                shutil.chown(part, owner.st_uid, owner.st_gid)
             part.replace(target / name)

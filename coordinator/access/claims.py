@@ -18,11 +18,10 @@ from coordinator.access.certificate_authority import Authority
 from coordinator.access.certificate_files import hash_public_key, read_agent_name, read_request
 from coordinator.access.certificate_registry import Registry, hash_secret
 from coordinator.access.configured_authority import open_authority
-from coordinator.access.enrolment_list import Device
+from coordinator.access.enrolment_list import Device, parse_names
 from coordinator.audit_log import Actor
 from coordinator.settings.service_tables import Broker
 from federated.errors import ConfigError, Refused, Unknown
-from federated.wire import topics
 from federated.wire.enrolment_token import SECRET, Token
 
 __all__ = [
@@ -98,20 +97,18 @@ def add_claim(
 
     by: who asks; None: the user of this process.
     """
-    topics.command("any", terms.batch)  # checks the name
+    (batch,) = parse_names("claim", [terms.batch])
     authority.add_hosts([address[0]])
-    token = Token(
-        terms.batch, *address, secrets.token_bytes(SECRET), authority.fingerprint, claim=True
-    )
+    token = Token(batch, *address, secrets.token_bytes(SECRET), authority.fingerprint, claim=True)
     registry, now = authority.registry, time.time()
     with registry.transaction():
-        if registry.read("select 1 from claims where batch = ?", terms.batch):
-            raise ConfigError(f"claim '{terms.batch}' exists already: choose another name")
+        if registry.read("select 1 from claims where batch = ?", batch):
+            raise ConfigError(f"claim '{batch}' exists already: choose another name")
         check_serials(devices)
         registry.change(
             "insert into claims values (?, ?, ?, ?, null)",
             hash_secret(token.secret),
-            terms.batch,
+            batch,
             now + terms.valid,
             terms.most,
         )
@@ -119,11 +116,11 @@ def add_claim(
             authority.check_new(one, now)
             registry.change(
                 "insert into claimable (batch, device, name) values (?, ?, ?)",
-                terms.batch,
+                batch,
                 one.serial,
                 one.name,
             )
-        registry.record(by, f"allow claim {terms.batch}", [one.name for one in devices])
+        registry.record(by, f"allow claim {batch}", [one.name for one in devices])
         authority.place(devices, by)
     return token
 

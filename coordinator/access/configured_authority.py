@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.access.certificate_registry import REGISTRY, Registry
-from coordinator.access.enrolment_list import Device, parse_groups, parse_runs, write_tokens
+from coordinator.access.enrolment_list import Device, parse_names, parse_runs, write_tokens
 from coordinator.access.run_rights import EVERY_RUN, Subject, list_excluded, list_limits, set_right
 from coordinator.audit_log import Actor
 from coordinator.broker.local_addresses import find_own_address
@@ -119,7 +119,7 @@ def change_group(
 
     by: who asks; None: the user of this process.
     """
-    parse_groups([group])
+    parse_names("group", [group])
     with closing(open_authority(wanted, create=False)) as authority:
         registry = authority.registry
         enrolled = registry.list_names()

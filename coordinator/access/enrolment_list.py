@@ -28,7 +28,7 @@ __all__ = [
     "CLAIMS",
     "REGISTERED",
     "Device",
-    "parse_groups",
+    "parse_names",
     "parse_runs",
     "parse_seconds",
     "read_devices",
@@ -75,12 +75,14 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-def parse_groups(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names of groups without duplicates, sorted. Raises UsageError."""
+def parse_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of groups, or of what else it is, without duplicates, sorted. Raises
+    UsageError.
+    """
     for name in (found := sorted(set(names))):
         if not re.match(topics.AGENT, name):
             raise UsageError(
-                "group: expected 1 to 64 letters, digits, '_', '.' or '-', and not 'all', found "
+                f"{what}: expected 1 to 64 letters, digits, '_', '.' or '-', and not 'all', found "
                 f"'{name[:80]}'"
             )
     return tuple(found)
@@ -120,7 +122,7 @@ def read_devices(file: Path, valid: float, columns: tuple[str, ...] = COLUMNS) -
         with name_place(f"{place} name"):
             topics.command("any", name)  # checks the name
         with name_place(f"{place} groups"):
-            groups = parse_groups(row.get("groups", "").split())
+            groups = parse_names("group", row.get("groups", "").split())
         with name_place(f"{place} runs"):
             runs = parse_runs(row.get("runs", "").split())
         with name_place(f"{place} valid"):

@@ -33,10 +33,8 @@ __all__ = ["claim"]
 )
 @click.option(
     "--valid",
-    default="7d",
-    show_default=True,
     metavar="TIME",
-    help="lifetime of the token: 90s, 30m, 1h, 7d; at most 90d",
+    help="lifetime of the token: 90s, 30m, 1h, 7d; at most 90d  [default: 7d]",
 )
 @click.option(
     "--most",
@@ -76,10 +74,13 @@ def claim(batch: str | None, source: Path | None, pki: str, form: str, **options
         wanted = Broker(pki=pki)
         if batch is None and (source is not None or options["off"]):
             raise UsageError("expected BATCH")
+        for flag in ("valid", "most", "host", "port"):
+            if source is None and options[flag] is not None:
+                raise UsageError(f"--{flag} is for a new claim: add --from FILE")
         if batch is not None and source is not None:
             if options["off"]:
                 raise UsageError("--from and --off cannot be combined: use one of them")
-            seconds = parse_seconds(options["valid"])
+            seconds = parse_seconds(options["valid"] or "7d")
             devices = read_devices(source, seconds, CLAIMS)
             terms = claims.Terms(batch, seconds, options["most"] or len(devices))
             with closing(open_authority(wanted)) as authority:

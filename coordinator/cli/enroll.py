@@ -89,7 +89,7 @@ def enroll(name: str | None, source: Path | None, pki: str, form: str, **options
         )
         from coordinator.access.enrolment_list import (
             Device,
-            parse_groups,
+            parse_names,
             parse_runs,
             parse_seconds,
             read_devices,
@@ -107,7 +107,7 @@ def enroll(name: str | None, source: Path | None, pki: str, form: str, **options
             raise UsageError(
                 "--phone: expected NAME instead of --from, since each phone scans its own"
             )
-        seconds, groups = parse_seconds(options["valid"]), parse_groups(options["groups"])
+        seconds, groups = parse_seconds(options["valid"]), parse_names("group", options["groups"])
         devices = (
             [Device(name or "", seconds, groups, parse_runs(options["runs"]))]
             if source is None

@@ -88,6 +88,11 @@ def find_certificate(config: Config, address: ListenAddress) -> CertificateFiles
     wanted = config.http
     if wanted.certificate or wanted.key or not config.broker.tls:
         return CertificateFiles(wanted.certificate, wanted.key)
+    if config.broker.ca and not wanted.url:  # with an address, another server is in front
+        raise ConfigError(
+            "http.listen: devices trust the authority of broker.ca: name http.certificate and "
+            "http.key of the same authority"
+        )
     with closing(open_authority(config.broker)) as authority:
         authority.add_hosts([find_reachable_hosts(address.host)[1].strip("[]")])
         return CertificateFiles(str(authority.server), str(authority.server))

@@ -16,7 +16,7 @@ from coordinator.access.configured_authority import (
     open_authority,
     revoke_agents,
 )
-from coordinator.access.enrolment_list import Device, parse_groups
+from coordinator.access.enrolment_list import Device, parse_names
 from coordinator.audit_log import Actor
 from coordinator.settings.service_tables import Broker
 from coordinator.store import control_requests
@@ -66,7 +66,9 @@ def pin(folder: Path, given: Given, by: Actor, say: Say) -> None:
 def enroll(folder: Path, given: Given, by: Actor, say: Say) -> None:
     """Create a token with which a device enrols within an hour."""
     device = Device(
-        read_field(given, "agent"), TOKEN_LIFE, parse_groups(given.get("groups", "").split())
+        read_field(given, "agent"),
+        TOKEN_LIFE,
+        parse_names("group", given.get("groups", "").split()),
     )
     with closing(open_authority(read_broker(folder, "to issue"), create=False)) as authority:
         address = find_enrolment_address(authority, None, None)

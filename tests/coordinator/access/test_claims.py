@@ -151,6 +151,7 @@ def test_the_secrets_of_claims_and_of_tokens_are_not_exchanged(
     ("terms", "devices", "problem"),
     [
         (Terms("summer", HOUR, 1), [Device("a", HOUR, serial="a")], "exists already"),
+        (Terms("a/b", HOUR, 1), [Device("a", HOUR, serial="a")], "claim: expected .*found 'a/b'"),
         (
             Terms("new", HOUR, 2),
             [Device("a", HOUR, serial="s"), Device("b", HOUR, serial="s")],
@@ -169,7 +170,7 @@ def test_a_claim_that_contradicts_what_exists_is_refused_as_a_whole(
 ) -> None:
     member(authority, "old", tmp_path)
     before = authority.registry.list_names()
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises((ConfigError, UsageError), match=problem):
         add_claim(authority, terms, devices, ("localhost", 8884))
     assert authority.registry.list_names() == before
 
@@ -215,6 +216,9 @@ def test_the_command_creates_shows_and_revokes_a_claim(tmp_path: Path) -> None:
     ]
     run(tmp_path, "summer", "--off")
     assert "revoked" in run(tmp_path).stdout
+    for words in (["summer", "--most", "5"], ["--valid", "9d"], ["summer", "--off", "--port", "1"]):
+        with pytest.raises(AssertionError, match="is for a new claim: add --from FILE"):
+            run(tmp_path, *words)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,10 @@ def refuse(settings: Mapping[str, Any], folder: Path) -> str:
     [
         ({"http.listen": "0.0.0.0:0"}, "would transfer without TLS: name http.certificate"),
         ({"http.listen": "0.0.0.0:0", "http.url": "http://h"}, "would transfer without TLS"),
+        (
+            {"http.listen": "127.0.0.1:0", "broker.tls": True, "broker.ca": "ca.pem"},
+            "name http.certificate and http.key of the same authority",
+        ),
         ({"http.url": "https://h"}, "expected http.listen or http.store, too"),
         ({"http.listen": "8602x"}, "http.listen: expected HOST:PORT"),
         ({"http.listen": "127.0.0.1:0", "http.url": "ftp://h"}, "http.url: expected http"),
