@@ -95,6 +95,7 @@ def test_a_standby_resumes_the_run_of_a_killed_coordinator(
 ) -> None:
     leader, standby = start_pair(start, tmp_path, broker)
     leader.kill()
+    assert wait_for_words(standby, tmp_path / "2.out", "resuming it")
     check_end(start, tmp_path, standby)
 
 

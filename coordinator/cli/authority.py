@@ -87,9 +87,12 @@ def describe(authority: Authority, group: str | None) -> dict[str, Any]:
             if group is None or group in groups.get(one.name, ())
         ],
         "registered": sorted(
-            name
-            for name in authority.registry.list_registered()
-            if group is None or group in groups.get(name, ())
+            (
+                {"name": name, "groups": list(groups.get(name, ()))}
+                for name in authority.registry.list_registered()
+                if group is None or group in groups.get(name, ())
+            ),
+            key=lambda one: str(one["name"]),
         ),
     }
 
@@ -98,12 +101,21 @@ def render(facts: dict[str, Any]) -> str:
     """Return the authority as text."""
     head = f"authority    {facts['folder']}\nfingerprint  {facts['fingerprint']}"
     agents = [
-        f"{agent['name']:<20} {agent['state']:<8} until {agent['until']}  "
+        f"{agent['name']:<20} {agent['state']:<8} {describe_end(agent):<28}  "
         f"{' '.join(agent['groups'])}".rstrip()
         for agent in facts["agents"]
     ]
-    registered = [f"{name:<20} registered" for name in facts["registered"]]
+    registered = [
+        f"{one['name']:<20} {'registered':<37}  {' '.join(one['groups'])}".rstrip()
+        for one in facts["registered"]
+    ]
     return "\n".join([head, f"broker       {', '.join(facts['hosts'])}", *agents, *registered])
+
+
+def describe_end(agent: dict[str, Any]) -> str:
+    """Return when a certificate ends. A revoked one has ended already."""
+    word = {"valid": "until", "expired": "on", "revoked": ""}[agent["state"]]
+    return f"{word} {agent['until']}" if word else ""
 
 
 def describe_state(revoked: bool, ends: float) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from coordinator.cli.enroll import print_place
 from coordinator.cli.options import FILE, PKI, print_errors
 from federated.errors import UsageError, require_extra
 from federated.runtime.console import FORMAT, print_result
@@ -88,6 +89,8 @@ def claim(batch: str | None, source: Path | None, pki: str, form: str, **options
                 token = claims.add_claim(authority, terms, devices, address)
             found = {"batch": batch, "token": str(token), "devices": len(devices)}
             print_result(found, form, lambda _: str(token))
+            if form == "text":
+                print_place(token, "The devices")
             return
         if batch is not None and options["off"]:
             claims.revoke_claim(wanted, batch)
@@ -105,12 +108,17 @@ def show_claims(found: list[Claim], form: str) -> None:
     now = time.time()
     lines = [
         f"{one.batch:<20} {one.claimed} of {one.devices} devices, at most {one.most}  "
-        f"{'revoked' if one.revoked else 'expired' if one.until < now else 'valid'} until "
-        f"{format_time(one.until)}"
+        f"{describe_validity(one, now)}"
         for one in found
     ]
     text = "\n".join(lines) or "no claims"
     print_result({"claims": [asdict(one) for one in found]}, form, lambda _: text)
+
+
+def describe_validity(one: Claim, now: float) -> str:
+    if one.revoked:
+        return "revoked"
+    return f"{'expired' if one.until < now else 'valid until'} {format_time(one.until)}"
 
 
 def show_devices(found: list[Claimed], form: str) -> None:

@@ -15,7 +15,7 @@ from federated.errors import UsageError
 from federated.runtime.console import FORMAT, print_result
 from federated.wire.enrolment_token import PORT, Token
 
-__all__ = ["enroll"]
+__all__ = ["enroll", "print_place"]
 
 
 @click.command()
@@ -126,20 +126,30 @@ def enroll(name: str | None, source: Path | None, pki: str, form: str, **options
             return
         found = {"devices": len(tokens), "out": str(options["out"])}
         print_result(found, form, lambda _: f"wrote {len(tokens)} tokens to {options['out']}")
+        if form == "text":
+            print_place(tokens[0], "The devices")
 
 
 def print_token(token: Token, form: str, valid: str) -> None:
     """Print the token of one device. valid: its lifetime, in words."""
     print_result(describe_token(token), form, lambda _: str(token))
     if form == "text":
-        place = f"[{token.host}]" if ":" in token.host else token.host
         click.echo(
             f"On the device, run `edge-agent join --token-file -` within {valid} and paste the "
-            f"line above. The device will enrol at {place}:{token.port}, where the coordinator "
-            "must listen (coordinator start --tls --listen ADDRESS); --host and --port name "
-            "another address.",
+            "line above.",
             err=True,
         )
+        print_place(token, "The device")
+
+
+def print_place(token: Token, who: str) -> None:
+    """Say where devices will enrol. who: "The device" or "The devices"."""
+    place = f"[{token.host}]" if ":" in token.host else token.host
+    click.echo(
+        f"{who} will enrol at {place}:{token.port}, where the coordinator must listen "
+        "(coordinator start --tls --listen ADDRESS); --host and --port name another address.",
+        err=True,
+    )
 
 
 def print_code(token: Token, page: str, form: str, valid: str) -> None:

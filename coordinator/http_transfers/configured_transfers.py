@@ -27,11 +27,25 @@ def open_transfers(
     wanted = config.http
     if wanted.store:
         with use_store(wanted, config.name, spool, say, leads) as stored:
+            check_scheme(config, stored)
             yield stored
     elif wanted.listen:
         with serve_transfers(config, spool, say) as urls:
+            check_scheme(config, urls)
             yield urls
     elif wanted.url:
         raise ConfigError("http.url: expected http.listen or http.store, too")
     else:
         yield None
+
+
+def check_scheme(config: Config, transfers: Transfers) -> None:
+    """Raise ConfigError for addresses without TLS if agents would refuse them."""
+    broker, origin = config.broker, transfers.origin
+    secure = broker.tls or broker.url.startswith(("mqtts://", "wss://"))
+    if secure and not origin.startswith("https://"):
+        raise ConfigError(
+            f"the addresses of transfers are at {origin}, but agents that reach the broker with "
+            "TLS accept only https://: name http.certificate and http.key, or a store or proxy "
+            "with https:// (http.endpoint, http.url)"
+        )

@@ -124,6 +124,7 @@ def start_run(
         view.say(state)
         manager.ready(state)
         while wait_to_lead(runs / config.name, standby, lambda: manager.ping(lambda: state)):
+            view.say(f"run '{config.name}' has no other coordinator; resuming it")
             try:
                 return lead_run(sources, runs, view, manager, resume=True)
             except Held:  # another standby was faster

@@ -23,7 +23,9 @@ __all__ = ["check_coordinator", "check_isolation", "check_rights", "find_card"]
 
 RIGHTS = (
     "the broker must authenticate this device by its agent's name: connect with the user or "
-    "certificate of that name (--name), and use %u in the broker's rights"
+    "certificate of that name (--name), and use %u in the broker's rights; in a run with "
+    "certificates of a company's authority, the coordinator's operator must register the name "
+    "(coordinator register NAME)"
 )
 
 

@@ -120,7 +120,10 @@ def find_run(
         elif not announced and now - start > 1:
             announced = True
             run = f"run '{name}'" if name else "a run"
-            say(f"waiting up to {wait:.0f} s for a coordinator to announce {run}")
+            say(
+                f"waiting up to {wait:.0f} s for a coordinator to announce {run}; if one is "
+                "running, check this device's rights at the broker: edge-agent doctor"
+            )
     link.unsubscribe(pattern)
     if len(runs) == 1:
         return next(iter(runs.values()))
@@ -132,7 +135,8 @@ def find_run(
         raise FleetError(f"no run at this broker is compatible with this agent: {mismatch}")
     raise FleetError(
         f"no {f'run named {name!r}' if name else 'run'} at this broker after {wait:.0f} s: start a "
-        "coordinator (coordinator start --broker ...)"
+        "coordinator (coordinator start --broker ...); if one is running, check this device's "
+        "rights at the broker (edge-agent doctor)"
     )
 
 

@@ -114,7 +114,8 @@ def parse_url(url: str, access: HttpAccess) -> SplitResult:
     if access.tls_only and parts.scheme != "https":
         raise Refused(
             f"the coordinator names {parts.scheme}://{parts.netloc}, but this device reaches its "
-            "broker with TLS: let the coordinator serve https:// (http.certificate)"
+            "broker with TLS: the coordinator must name an address with https:// "
+            "(http.certificate, or http.endpoint of a store)"
         )
     return parts
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import ssl
 import threading
 import time
 from collections import Counter, deque
@@ -113,6 +114,7 @@ class MqttLink:
             self._on_message,
             self._on_publish,
             self._on_subscribe,
+            self._on_connect_fail,
         )
         own = tls.make_private_name(self.address, client_id)
         setup = ClientSetup(self.address, own, will, handlers)
@@ -343,6 +345,13 @@ class MqttLink:
         in_flight = self._list_unacknowledged()
         if error := self._history.record_end(taken_over, in_flight, time.monotonic()):
             self._fail(error)
+
+    def _on_connect_fail(self, error: BaseException | None) -> None:
+        """Count a broker whose certificate this client rejects. That it does not answer is usual
+        while it restarts.
+        """
+        if isinstance(error, ssl.SSLError):
+            self._shut += 1
 
     def _fail(self, why: str) -> None:
         self._fatal = why

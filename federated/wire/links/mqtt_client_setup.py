@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -73,6 +74,7 @@ class Handlers:
     on_message: Callable[[mqtt.MQTTMessage], None] = ignore
     on_publish: Callable[[ReasonCode], None] = ignore
     on_subscribe: Callable[[int, list[ReasonCode]], None] = ignore
+    on_connect_fail: Callable[[BaseException | None], None] = ignore  # no connection was opened
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,8 @@ def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> mqt
 
     client.on_connect = on_connect
     client.on_disconnect = on_disconnect
+    # the library calls it while it handles the error
+    client.on_connect_fail = lambda c, _: handlers.on_connect_fail(sys.exception())
     client.on_message = lambda c, _, message: handlers.on_message(message)
     client.on_publish = lambda c, _, mid, reason, properties: handlers.on_publish(reason)
     client.on_subscribe = lambda c, _, mid, reasons, properties: handlers.on_subscribe(mid, reasons)

@@ -46,6 +46,7 @@ def refuse(settings: Mapping[str, Any], folder: Path) -> str:
         ({"http.listen": "127.0.0.1:0", "http.url": "https://u@h"}, "http.url: expected http"),
         ({"http.listen": "127.0.0.1:0", "http.url": "https://h?x"}, "http.url: expected http"),
         ({"http.listen": "127.0.0.1:0", "http.key": "k.pem"}, "HTTPS needs both http.certificate"),
+        ({"http.listen": "127.0.0.1:0", "broker.url": "mqtts://h"}, "accept only https://"),
     ],
 )
 def test_a_wrong_configuration_is_refused(
