@@ -44,7 +44,7 @@ RETRIES = 3  # of a worker that dies, and of its task
 GPU_SHARE = 0.25  # of a GPU for a worker
 KEPT = 64  # files of weights that the cluster keeps for further devices
 REPORT = 10.0  # seconds until a machine that has just started reports its processors
-START = 60.0  # seconds until the first worker must have started
+START = 240.0  # seconds until the first worker must have started: on a busy machine, it takes 60
 
 
 class RayWorkers(ThreadPool):
@@ -135,6 +135,11 @@ def check_actor(ray: Any, actor: Any, address: str) -> None:
     ours = versions([NAME])[NAME]
     try:
         theirs = ray.get(actor.version.remote(), timeout=START)
+    except TimeoutError as error:  # Ray's is one
+        raise ConfigError(
+            f"simulate.workers = '{address}': no worker started within {START:g} s: see whether "
+            "the cluster is busy (ray status), and its logs"
+        ) from error
     except Exception as error:  # whatever prevents its start
         raise ConfigError(
             f"simulate.workers = '{address}': a worker cannot start: {last_line(error)}; install "
