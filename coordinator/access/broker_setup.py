@@ -9,6 +9,7 @@ expire soon. A broker that this process started is restarted when it crashes.
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -157,11 +158,9 @@ class AuthorityWatcher:
 
         What fails is tried again at the next poll. Raises EspalierError, OSError.
         """
-        try:
-            current = self._read_state()  # the coordinator ignores an agent before the broker does
-        finally:
-            if self._broker is not None:
-                self._broker.restart_if_dead()
+        current = self._read_state()  # the coordinator ignores an agent before the broker does
+        if self._broker is not None:
+            self._broker.restart_if_dead()
         if current != self._applied:
             self._apply(current, self._applied)
             self._applied = current
@@ -178,12 +177,11 @@ class AuthorityWatcher:
         """Read what the broker should have, and tell the coordinator."""
         access, registry = self._access, self._authority.registry
         access.barred, access.excluded = registry.list_barred(), list_excluded(registry, self._run)
+        revoked = registry.list_revocations()
         if self._authority.outside is not None:
             access.names = registry.list_names()
-        # last, since files that do not fit raise an error
-        stamp, revoked = self._read_file_times(), registry.list_revocations()
-        if self._authority.outside is not None:
-            revoked |= {(serial, "") for serial in self._authority.outside.check()}
+            revoked |= {(serial, "") for serial in self._authority.outside.refresh()}
+        stamp = self._read_file_times()
         # an external broker has its own files, which this process cannot change for ten minutes
         suspended = access.list_suspended() if self._broker is not None else frozenset[str]()
         excluded = dict.fromkeys(access.excluded, (self._run,))
@@ -215,9 +213,11 @@ class AuthorityWatcher:
     def _read_file_times(self) -> tuple[int, ...]:
         """Return when the files that the broker reads were last written."""
         authority = self._authority
-        others = () if authority.outside is None else authority.outside.read_file_times()
-        own = authority.crl, authority.server
-        return *(path.stat().st_mtime_ns for path in own), *others
+        files = [authority.crl, authority.server]
+        if authority.outside is not None:
+            served = authority.outside.served
+            files += [served.ca, served.certificate, served.crl]
+        return tuple(path.stat().st_mtime_ns for path in files)
 
 
 @contextmanager
@@ -265,6 +265,10 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say, most: int) -> Iterato
     with ExitStack() as stack:
         authority = open_authority(wanted)
         stack.callback(authority.close)
+        if authority.outside is not None:
+            copies = folder / "broker" / "certificates"
+            stack.callback(shutil.rmtree, copies, ignore_errors=True)  # with the broker's key
+            authority.outside.install(copies)
         if wanted.url:
             address = parse_mqtt_address(wanted.url)
             if not address.tls:

@@ -136,7 +136,7 @@ class Authority:
         if self.outside is None:
             return files
         rights = Rights(self.registry.list_barred(), names=self.registry.list_names())
-        return replace(files, outside=self.outside.files, rights=rights)
+        return replace(files, outside=self.outside.served, rights=rights)
 
     @property
     def user(self) -> str:

@@ -1,8 +1,8 @@
 """Use the certificates of another authority, such as a company's, for the broker and all devices.
 
 Its files are those of the settings `broker.ca`, `certificate`, `key` and `crl`. They are checked
-before the broker starts, and again whenever they are replaced. Only devices whose names the
-operator registered have rights (`coordinator register`).
+before the broker starts, and again whenever they are replaced; the broker reads copies. Only
+devices whose names the operator registered have rights (`coordinator register`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,19 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
+from coordinator.access.certificate_files import to_pem
 from coordinator.broker.mosquitto_config import ListenerFiles
 from coordinator.settings.service_tables import Broker
-from federated.errors import ConfigError, explain_os_errors
+from federated.errors import ConfigError, StoreError, explain_os_errors
+from federated.runtime import atomic_files
 
 __all__ = ["OutsideAuthority", "read_outside_authority"]
 
@@ -29,53 +37,85 @@ log = logging.getLogger(__name__)
 NOTICE = 0.1  # last part of the life of a file, in which a warning names its end
 LISTS = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 FILES = ("certificate", "key", "crl")
+PEM, PKCS8 = Encoding.PEM, PrivateFormat.PKCS8
 
 
-@dataclass
-class OutsideAuthority:
-    """Another authority than the fleet's own.
+@dataclass(frozen=True)
+class CheckedFiles:
+    """The content of files that fit together.
 
-    files: its files.
-    checked: when they were last written, and the serial numbers of revoked certificates in them.
+    ca, server, crl: PEM; the second has the broker's certificates and its key.
+    revoked: serial numbers of revoked certificates, hexadecimal.
+    lives: of the broker's certificate and of each list: its file, begin and end.
     """
 
-    files: ListenerFiles
-    checked: tuple[tuple[int, ...], frozenset[str]] = ((), frozenset())
+    ca: bytes
+    server: bytes
+    crl: bytes
+    revoked: frozenset[str]
+    lives: tuple[tuple[Path, datetime, datetime | None], ...]
 
-    def read_file_times(self) -> tuple[int, ...]:
-        """Return when the files were last written. Raises OSError."""
-        files = self.files
-        return tuple(
-            path.stat().st_mtime_ns for path in (files.ca, files.certificate, files.key, files.crl)
-        )
 
-    def check(self) -> frozenset[str]:
-        """Check the files if they were replaced. Return the serial numbers of revoked certificates,
-        hexadecimal. Raises ConfigError, OSError.
+class OutsideAuthority:
+    """Another authority than the fleet's own, whose files fit together."""
+
+    def __init__(self, files: ListenerFiles) -> None:
+        """Raises ConfigError, OSError."""
+        self._files = self.served = files
+        self._times, self._content = self._read_file_times(), read_files(files)
+        self._said = ""
+
+    def install(self, folder: Path) -> None:
+        """Let the broker use copies of the files in a folder, so that it never reads files that do
+        not fit, whenever it loads them. Raises StoreError.
         """
-        if (times := self.read_file_times()) != self.checked[0]:
-            self.checked = times, check_files(self.files)
-        return self.checked[1]
+        with explain_os_errors(StoreError, f"cannot write the broker's files to {folder}"):
+            atomic_files.make_private(folder, "the broker's key")
+            server = folder / "server.pem"
+            self.served = ListenerFiles(folder / "ca.pem", server, server, folder / "crl.pem")
+            self._copy(self._content)
+
+    def refresh(self) -> frozenset[str]:
+        """Give the broker files that were replaced. If they do not fit, log it; the earlier ones
+        stay in use. Return the serial numbers of revoked certificates, hexadecimal.
+        """
+        try:
+            if (times := self._read_file_times()) != self._times:
+                content = read_files(self._files)
+                self._copy(content)
+                self._times, self._content = times, content
+            self._said = ""
+        except (ConfigError, OSError) as error:
+            if (why := str(error)) != self._said:  # not every second
+                log.error("%s; the earlier files of broker.ca stay in use", why)
+            self._said = why
+        return self._content.revoked
 
     def warn_of_expiry(self, now: datetime) -> None:
         """Warn of a certificate or a list that expires soon, since the broker then rejects every
-        device. Raises ConfigError.
+        device.
         """
-        server = read_certificates(self.files.certificate, "broker.certificate")[0]
-        lives = [
-            (self.files.certificate, server.not_valid_before_utc, server.not_valid_after_utc),
-            *(
-                (self.files.crl, one.last_update_utc, one.next_update_utc)
-                for one in read_lists(self.files.crl)
-            ),
-        ]
-        for path, begin, end in lives:
+        for path, begin, end in self._content.lives:
             if end is not None and now > end - NOTICE * (end - begin):
                 log.warning(
                     "%s expires at %s, and the broker then refuses every device: replace it before",
                     path,
                     f"{end:%Y-%m-%d %H:%M} UTC",
                 )
+
+    def _read_file_times(self) -> tuple[int, ...]:
+        files = self._files
+        return tuple(
+            path.stat().st_mtime_ns for path in (files.ca, files.certificate, files.key, files.crl)
+        )
+
+    def _copy(self, content: CheckedFiles) -> None:
+        served = self.served
+        atomic_files.write(served.ca, content.ca)
+        atomic_files.write(served.crl, content.crl)
+        # with its key in one file, so that both are always replaced together
+        atomic_files.write(served.certificate, content.server)
+        served.certificate.chmod(0o600)
 
 
 def read_outside_authority(wanted: Broker) -> OutsideAuthority | None:
@@ -101,20 +141,16 @@ def read_outside_authority(wanted: Broker) -> OutsideAuthority | None:
     for name, path in paths.items():
         if not path.is_file():
             raise ConfigError(f"broker.{name}: expected a file, found none: {path}")
-    found = OutsideAuthority(ListenerFiles(**paths))
     with explain_os_errors(ConfigError, "cannot read the files of broker.ca"):
-        found.check()
-    return found
+        return OutsideAuthority(ListenerFiles(**paths))
 
 
-def check_files(files: ListenerFiles) -> frozenset[str]:
-    """Check that the files fit together. Return the serial numbers of revoked certificates,
-    hexadecimal. Raises ConfigError.
-    """
+def read_files(files: ListenerFiles) -> CheckedFiles:
+    """Read the files, and check that they fit together. Raises ConfigError."""
     authorities, now = read_certificates(files.ca, "broker.ca"), datetime.now(UTC)
     chain = read_certificates(files.certificate, "broker.certificate")
-    server, key = chain[0], read_key(files.key)
-    if server.public_key() != key:
+    server, key, lists = chain[0], read_key(files.key), read_lists(files.crl)
+    if server.public_key() != key.public_key():
         raise ConfigError(f"{files.key}: expected the key of {files.certificate}, found another")
     if not leads_to(chain, authorities):
         raise ConfigError(
@@ -123,8 +159,7 @@ def check_files(files: ListenerFiles) -> frozenset[str]:
         )
     if now > server.not_valid_after_utc:
         raise ConfigError(f"{files.certificate} expired at {server.not_valid_after_utc:%Y-%m-%d}")
-    revoked = set[str]()
-    for one in read_lists(files.crl):
+    for one in lists:
         issuers = [each for each in authorities if each.subject == one.issuer]
         if not any(one.is_signature_valid(each.public_key()) for each in issuers):  # type: ignore[arg-type]
             raise ConfigError(
@@ -136,8 +171,16 @@ def check_files(files: ListenerFiles) -> frozenset[str]:
                 f"{files.crl} expired at {one.next_update_utc:%Y-%m-%d %H:%M} UTC: install the "
                 "authority's current list"
             )
-        revoked |= {f"{row.serial_number:x}" for row in one}
-    return frozenset(revoked)
+    return CheckedFiles(
+        b"".join(map(to_pem, authorities)),
+        b"".join(map(to_pem, chain)) + key.private_bytes(PEM, PKCS8, NoEncryption()),
+        b"".join(one.public_bytes(PEM) for one in lists),
+        frozenset(f"{row.serial_number:x}" for one in lists for row in one),
+        (
+            (files.certificate, server.not_valid_before_utc, server.not_valid_after_utc),
+            *((files.crl, one.last_update_utc, one.next_update_utc) for one in lists),
+        ),
+    )
 
 
 def leads_to(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> bool:
@@ -165,12 +208,11 @@ def read_certificates(path: Path, setting: str) -> list[x509.Certificate]:
         raise ConfigError(f"{setting}: expected certificates in PEM in {path}: {error}") from error
 
 
-def read_key(path: Path) -> object:
-    """Return the public key of a private key."""
+def read_key(path: Path) -> PrivateKeyTypes:
     with explain_os_errors(ConfigError, f"broker.key: cannot read {path}"):
         content = path.read_bytes()
     try:
-        return serialization.load_pem_private_key(content, None).public_key()
+        return load_pem_private_key(content, None)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"broker.key: expected a key in PEM in {path}: {error}") from error
 

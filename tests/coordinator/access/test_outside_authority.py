@@ -10,7 +10,9 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from signal import SIGHUP, SIGKILL
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -203,15 +205,31 @@ def test_a_revoked_name_loses_its_rights_until_it_is_registered_again(
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_a_list_that_does_not_fit_delays_no_revocation_by_name(
-    tmp_path: Path, company: Company, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("file", ["ca", "crl", "broker"])
+def test_files_that_do_not_fit_are_not_used_and_delay_no_revocation(
+    tmp_path: Path, company: Company, caplog: pytest.LogCaptureFixture, file: str
 ) -> None:
-    register(tmp_path, "pi")
-    with opened(company, tmp_path) as (_, access):
-        company.crl.write_text("no list")
-        eventually(lambda: "expected lists of revoked certificates" in caplog.text)
+    """Not even by a broker that is started again."""
+    register(tmp_path, "pi", "pad")
+    with opened(company, tmp_path) as (wanted, access):
+        own = open_link(access.address, "coordinator-r")
+        own.subscribe(topics.say("r", "pad"))
+        pi, pad = (locate(wanted, company, company.issue(name)) for name in ("pi", "pad"))
+        good = company.folder / "good.pem"
+        good.write_bytes(company.ca.read_bytes())
+        link = MqttLink(replace(pi, ca=str(good)), "r-pi")
+        (company.folder / f"{file}.pem").write_text("nothing")
+        eventually(lambda: "the earlier files of broker.ca stay in use" in caplog.text)
         register(tmp_path, "pi", command="revoke")
-        eventually(lambda: access.barred == {"pi"})
+        eventually(lambda: is_refused(link, topics.say("r", "pi")))
+        for signal in (SIGHUP, SIGKILL):  # it loads its files again, or starts again
+            family = psutil.Process().children(recursive=True)
+            (broker,) = (one for one in family if one.name() == "mosquitto")
+            broker.send_signal(signal)
+            eventually(lambda: is_heard(replace(pad, ca=str(good)), own, topics.say("r", "pad")))
+        for one in (link, own):
+            one.close()
+    assert not (tmp_path / "r" / "broker" / "certificates").exists()
 
 
 @pytest.mark.broker
