@@ -12,6 +12,7 @@ from coordinator.http_transfers.transfer_urls import Transfers
 from coordinator.settings.config import Config
 from federated.errors import ConfigError
 from federated.runtime.console import Say
+from federated.wire.link import get_scheme
 
 __all__ = ["open_transfers"]
 
@@ -42,7 +43,7 @@ def open_transfers(
 def check_scheme(config: Config, transfers: Transfers) -> None:
     """Raise ConfigError for addresses without TLS if agents would refuse them."""
     broker, origin = config.broker, transfers.origin
-    secure = broker.tls or broker.url.startswith(("mqtts://", "wss://"))
+    secure = broker.tls or (broker.url and get_scheme(broker.url) in ("mqtts", "wss"))
     if secure and not origin.startswith("https://"):
         raise ConfigError(
             f"the addresses of transfers are at {origin}, but agents that reach the broker with "

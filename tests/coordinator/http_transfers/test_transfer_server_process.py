@@ -55,6 +55,14 @@ def test_a_wrong_configuration_is_refused(
     assert why in refuse(settings, tmp_path)
 
 
+@pytest.mark.parametrize("settings", [{}, {"broker.url": "mqtt://h"}])
+def test_without_tls_the_server_needs_none(settings: dict[str, Any], tmp_path: Path) -> None:
+    config = load(None, {}, [("http.listen", "127.0.0.1:0"), *settings.items()])
+    with open_transfers(config, tmp_path / "spool", print) as urls:
+        assert urls is not None
+        assert urls.origin.startswith("http://127.0.0.1:")
+
+
 def test_the_process_is_started_again_with_the_same_addresses(tmp_path: Path) -> None:
     config = load(None, {}, [("http.listen", "127.0.0.1:0")])
     lines: list[str] = []
