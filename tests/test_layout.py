@@ -99,7 +99,6 @@ ROOMS = {
     "benchmarks": (
         "peers",
         "comparison",
-        "capacity",
         "aggregation",
         "simulation",
         "analyses",
@@ -107,6 +106,7 @@ ROOMS = {
         "startup",
         "fuzzing",
         "raw_agents",
+        "capacity",
         "round",
         "fault_schedules",
         "cost_prediction",
