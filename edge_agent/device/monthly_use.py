@@ -5,7 +5,6 @@ outlives them. Does not import torch.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import threading
@@ -13,6 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from federated.runtime import atomic_files
 from federated.system.file_locks import lock_file
@@ -24,6 +27,7 @@ log = logging.getLogger(__name__)
 KEPT = 12  # latest months in the file
 # How often the file is written, seconds: not for each heartbeat, which would wear out an SD card.
 EVERY = 60.0
+Count = Annotated[int, Meta(ge=0)]
 
 
 class MonthlyUse:
@@ -84,7 +88,7 @@ class MonthlyUse:
                 months[month] = total
                 # the present one also if a wrong clock says that it is older than the others
                 latest = dict(sorted(months.items())[-KEPT:]) | {month: total}
-                atomic_files.write(self._path, json.dumps(latest).encode())
+                atomic_files.write(self._path, msgspec.json.encode(latest))
             return total
 
     @contextlib.contextmanager
@@ -99,12 +103,9 @@ class MonthlyUse:
 
     def _load(self) -> dict[str, int]:
         try:
-            found = json.loads(self._path.read_bytes())
-            if not isinstance(found, dict):
-                raise TypeError("it is not an object")
-            return {str(month): int(count) for month, count in found.items()}
+            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, Count])
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError) as error:
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             log.error("%s is damaged (%s): counting from 0 again", self._path, error)
             return {}

@@ -82,9 +82,14 @@ def test_the_month_of_a_wrong_clock_is_counted_beside_many_later_ones(path: Path
         assert agent.use.read() == expected
 
 
-def test_a_damaged_file_is_replaced(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "content", ['{"2026-11": 1', '{"2026-11": -9}', '{"2026-11": 1e999}', "[" * 100_000]
+)
+def test_a_damaged_file_is_replaced(
+    path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
     path.parent.mkdir()
-    path.write_text('{"2026-11": 1')
+    path.write_text(content)
     agent = Agent(path)
     agent.bytes = 7
     assert agent.use.read() == 7
