@@ -264,6 +264,7 @@ class Card:
         tokens.
     vocabulary: number of tokens that an example may contain, if it is a text with a class or with
         values; 0 for other examples.
+    tokenizer: name or digest of the tokenizer that made these tokens; empty: unknown.
     """
 
     name: Text
@@ -278,6 +279,7 @@ class Card:
     shift: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
     vocabulary: Natural = 0
+    tokenizer: Word = ""
 
 
 @dataclass(frozen=True)

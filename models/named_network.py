@@ -17,7 +17,7 @@ from models.family import Family, TypicalData
 from models.meta_device_speedups import ShapeCache
 from models.submodel import DataMoments, Moments, Network, Target
 from models.submodel_building import full, rehearsal
-from models.user_networks.library_networks import UnsupportedNetwork
+from models.user_networks.library_networks import UnsupportedNetwork, digest_frozen_weights
 
 __all__ = ["find_typical_data", "network"]
 
@@ -50,6 +50,7 @@ def network(
         shift=shift,
         scale=scale,
         vocabulary=moments.vocabulary,
+        tokenizer=moments.tokenizer,
     )
     known = family(made)
     check(made, known, target)
@@ -58,7 +59,7 @@ def network(
     except ValueError as error:
         raise ValueError(f"model '{model}': {error}") from error
     check_flow(made)
-    return made
+    return replace(made, frozen=digest_frozen_weights(made))
 
 
 def find_typical_data(model: str) -> TypicalData:

@@ -17,7 +17,20 @@ from msgspec import Meta
 
 from models.given_objects import describe_name
 
-__all__ = ["DataMoments", "Moments", "Network", "Objective", "Submodel", "Target", "scale_count"]
+__all__ = [
+    "MAX_AXES",
+    "MAX_OUTPUTS",
+    "DataMoments",
+    "Moments",
+    "Network",
+    "Objective",
+    "Submodel",
+    "Target",
+    "scale_count",
+]
+
+MAX_AXES = 8  # of one raw example
+MAX_OUTPUTS = 2**20  # classes, values or tokens
 
 Target = Literal["class", "value", "token"]
 """Kind of label in the data: one class per example, values (regression), or the next token at each
@@ -37,7 +50,7 @@ class DataMoments(Protocol):
     mean, std: of the examples, one value or one per channel
     shift, scale: mean and standard deviation of each target value; empty if the target is not
         values
-    vocabulary: see `Network`
+    vocabulary, tokenizer: see `Network`
     """
 
     @property
@@ -50,6 +63,8 @@ class DataMoments(Protocol):
     def scale(self) -> Sequence[float]: ...
     @property
     def vocabulary(self) -> int: ...
+    @property
+    def tokenizer(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,7 @@ class Moments:
     shift: Sequence[float] = ()
     scale: Sequence[float] = ()
     vocabulary: int = 0
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,19 +96,24 @@ class Network:
     label: prefix of the names of its submodels, for runs with several networks
     vocabulary: number of tokens that an example may contain, if it is a text with a class or with
         values; 0 for other examples
+    tokenizer: name or digest of the tokenizer that made these tokens; empty: unknown
+    frozen: sha256 of the trained weights that each device loads itself and no device trains,
+        hexadecimal; empty: it has none
     """
 
     family: str
     preset: str
-    inputs: tuple[int, ...]
-    outputs: int
+    inputs: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(max_length=MAX_AXES)]
+    outputs: Annotated[int, Meta(ge=1, le=MAX_OUTPUTS)]
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     objective: Objective = "class"
     shift: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
     label: str = ""
-    vocabulary: int = 0
+    vocabulary: Annotated[int, Meta(ge=0, le=MAX_OUTPUTS)] = 0
+    tokenizer: Annotated[str, Meta(max_length=128)] = ""
+    frozen: Annotated[str, Meta(pattern=r"^\Z|^[0-9a-f]{64}\Z")] = ""
 
     @property
     def target(self) -> Target:

@@ -8,6 +8,7 @@ from statistics import median_low
 
 from coordinator.assign.claimed_count_limit import limit_counts
 from coordinator.settings.config import Config
+from federated.data.dataset import describe_examples
 from federated.errors import ConfigError
 from federated.runtime.extension_errors import explain_lookup
 from federated.task import Card
@@ -31,13 +32,13 @@ MAX_CLASSES = 2  # times the median: limit of a card's classes
 # ---- agreement between agents --------------------------------------------------------------------
 
 
-def describe_form(card: Card) -> tuple[str, tuple[int, ...], int, int]:
-    """Return what all cards of one network share: target, shape of inputs, vocabulary, and number
-    of outputs. Agents may have different numbers of classes (returned as 0), but not of values or
+def describe_form(card: Card) -> tuple[str, tuple[int, ...], str, int]:
+    """Return what all cards of one network share: target, shape of inputs, tokens, and number of
+    outputs. Agents may have different numbers of classes (returned as 0), but not of values or
     tokens.
     """
     outputs = 0 if card.target == "class" else card.outputs
-    return card.target, card.inputs, card.vocabulary, outputs
+    return card.target, card.inputs, describe_examples(card), outputs
 
 
 def find_majority(cards: Mapping[str, Card]) -> dict[str, Card]:
@@ -87,8 +88,8 @@ def build_network(config: Config, cards: Sequence[Card]) -> Network:
     most; mean and deviation are pooled, weighted by examples.
 
     No card counts with more than ten times the median number of examples (see `limit_counts`).
-    Raises ConfigError if the cards differ in shape, target or vocabulary, or if the model cannot
-    take them; Unknown for an unknown model.
+    Raises ConfigError if the cards differ in shape, target or tokens, or if the model cannot take
+    them; Unknown for an unknown model.
     """
     shapes = sorted({card.inputs for card in cards})
     if len(shapes) > 1:
@@ -97,11 +98,8 @@ def build_network(config: Config, cards: Sequence[Card]) -> Network:
         )
     if len(targets := {card.target for card in cards}) > 1:
         raise ConfigError(f"the agents' data have different targets: {', '.join(sorted(targets))}")
-    if len(vocabularies := {card.vocabulary for card in cards}) > 1:
-        raise ConfigError(
-            "the agents' texts have different vocabularies: "
-            f"{', '.join(map(str, sorted(vocabularies)))} tokens (0: no texts)"
-        )
+    if len(tokens := {describe_examples(card) for card in cards}) > 1:
+        raise ConfigError(f"the agents' examples are different: {', '.join(sorted(tokens))}")
     most = limit_counts(card.examples for card in cards)
     mean, std = pool_moments([(c.mean, c.std, min(c.examples, most)) for c in cards])
     shift, scale = pool_moments([(c.shift, c.scale, min(c.examples, most)) for c in cards])
@@ -110,7 +108,7 @@ def build_network(config: Config, cards: Sequence[Card]) -> Network:
             config.model.name,
             shapes[0],
             max(card.outputs for card in cards),
-            Moments(mean, std, shift, scale, cards[0].vocabulary),
+            Moments(mean, std, shift, scale, cards[0].vocabulary, cards[0].tokenizer),
             cards[0].target,
         )
 

@@ -84,6 +84,7 @@ def combine_cards(cards: Sequence[Card]) -> Card:
         shift,
         scale,
         first.vocabulary,
+        first.tokenizer,
     )
 
 

@@ -13,6 +13,7 @@ from coordinator.settings.config import Config
 from coordinator.settings.config_tables import AGENTS
 from export.onnx_session import Array
 from federated.data import loading as data
+from federated.data.dataset import describe_examples
 from federated.errors import ConfigError, DataError
 from federated.flag_and_argument_names import INPUTS
 from federated.training.objective import prepare_batch
@@ -80,10 +81,9 @@ def read_inputs(path: Path, network: Network) -> Examples:
             if "x" in arrays.files and "y" not in arrays.files:
                 return arrays["x"], None, ()
     whole = data.load(str(path))
-    if whole.vocabulary != network.vocabulary:
+    if (wanted := describe_examples(network)) != (found := describe_examples(whole)):
         raise DataError(
-            f"{describe_name(str(path))}: expected texts of a vocabulary of {network.vocabulary} "
-            f"tokens (0: no texts), as in the network; found {whole.vocabulary}"
+            f"{describe_name(str(path))}: expected {wanted}, as in the network; found {found}"
         )
     if whole.target != network.target or whole.outputs > network.outputs:
         words = {"class": "classes", "token": "tokens", "value": "values"}

@@ -79,9 +79,9 @@ def describe_data(cards: Mapping[str, Card], agreed: Mapping[str, Card]) -> str:
     forms = Counter(describe_form(card) for card in cards.values())
     counts = [
         f"{count} x {target} of {inputs}"
-        + (f" from a vocabulary of {vocabulary} tokens" if vocabulary else "")
+        + (f", {examples}" if examples != "numbers" else "")
         + (f" with {outputs} outputs" if outputs else "")
-        for (target, inputs, vocabulary, outputs), count in forms.items()
+        for (target, inputs, examples, outputs), count in forms.items()
     ]
     odd = [
         f"{agent}: {card.outputs} outputs, mean {card.mean[:3]}, std {card.std[:3]}"

@@ -120,6 +120,7 @@ def derive_card(sheet: Sheet, model: str) -> Card:
         network.shift,
         network.scale,
         network.vocabulary,
+        network.tokenizer,
     )
 
 

@@ -22,6 +22,7 @@ from federated.training.score_sums import fields
 from federated.wire import tensors
 from federated.wire.messages import Run
 from models.slicing import Plan
+from models.submodel import MAX_AXES, MAX_OUTPUTS
 from models.submodel_building import statistics
 
 __all__ = [
@@ -44,8 +45,7 @@ HUGE = 1e100
 # examples, or tokens, of a tally: the sum over all devices fits the 63 bits of the database
 COUNT = 2**48
 EXAMPLES = 2**40  # on one device
-AXES, NUMBERS = 8, 2**26  # of one raw example: axes, and numbers in all (256 MiB as float32)
-OUTPUTS = 2**20  # classes, values or tokens
+NUMBERS = 2**26  # of one raw example (256 MiB as float32)
 
 
 def compute_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
@@ -93,22 +93,22 @@ def check_card(card: Card) -> None:
         if not least <= found < EXAMPLES:
             raise Refused(f"expected '{name}' from {least} to {EXAMPLES - 1}, found {found}")
     if (
-        not 1 <= len(card.inputs) <= AXES
+        not 1 <= len(card.inputs) <= MAX_AXES
         or min(card.inputs) < 1
         or math.prod(card.inputs) > NUMBERS
     ):
         raise Refused(
-            f"expected 'inputs' as a shape of 1 to {AXES} axes and at most {NUMBERS} "
+            f"expected 'inputs' as a shape of 1 to {MAX_AXES} axes and at most {NUMBERS} "
             f"numbers, found {card.inputs}"
         )
     fewest = 1 if card.target == "value" else 2
-    if not fewest <= card.outputs <= OUTPUTS:
+    if not fewest <= card.outputs <= MAX_OUTPUTS:
         raise Refused(
-            f"expected 'outputs' from {fewest} to {OUTPUTS} for target '{card.target}', "
+            f"expected 'outputs' from {fewest} to {MAX_OUTPUTS} for target '{card.target}', "
             f"found {card.outputs}"
         )
-    if card.vocabulary > OUTPUTS:
-        raise Refused(f"expected 'vocabulary' up to {OUTPUTS}, found {card.vocabulary}")
+    if card.vocabulary > MAX_OUTPUTS:
+        raise Refused(f"expected 'vocabulary' up to {MAX_OUTPUTS}, found {card.vocabulary}")
     channels, values = (
         1 if card.target == "token" or card.vocabulary else card.inputs[0],
         card.outputs if card.target == "value" else 0,

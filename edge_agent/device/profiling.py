@@ -100,8 +100,12 @@ def measure_profile(
     DataError: the data do not fit the run's network. ConfigError: no submodel fits the memory.
     """
     card = data.card()
-    if run.network is not None and (why := explain_misfit(card, run.network)):
-        raise DataError(why)
+    networks = [submodel.network for submodel in (*run.calibration, *run.menu)]
+    if run.network is not None:
+        networks.insert(0, run.network)
+    for network in dict.fromkeys(networks):
+        if why := explain_misfit(card, network):
+            raise DataError(why)
     notebook = MeasurementCache(describe_surroundings(limits, trainer.runtime), fresh=fresh)
     site = TimingSite(limits, trainer, notebook)
     timings: tuple[Timing, ...] = ()

@@ -30,7 +30,7 @@ from edge_agent.releases.release_options import ReleaseRequest
 from export import release_reader
 from export.onnx_session import TOKENS
 from export.release_reader import Bundle, Entry
-from federated.data.dataset import Dataset
+from federated.data.dataset import Dataset, describe_examples
 from federated.device.trainers.catalogue import DEFAULT, open_trainer
 from federated.device.trainers.trainer import LoadedNetwork, Start
 from federated.errors import ConfigError, DataError, ExportError, UsageError
@@ -229,11 +229,8 @@ def _check_data(release: Bundle, network: Network, data: Dataset) -> None:
             f"{data.name}: expected examples as in run '{release.run}' ({described[0]}), "
             f"found {described[1]}"
         )
-    if data.vocabulary != network.vocabulary:
-        raise DataError(
-            f"{data.name}: expected texts of a vocabulary of {network.vocabulary} tokens as run "
-            f"'{release.run}' has, found one of {data.vocabulary}"
-        )
+    if (texts := describe_examples(network)) != (other := describe_examples(data)):
+        raise DataError(f"{data.name}: expected {texts}, as in run '{release.run}'; found {other}")
     fits = data.outputs <= release.outputs if target == "class" else data.outputs == release.outputs
     if not fits:
         raise DataError(

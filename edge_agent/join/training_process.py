@@ -23,12 +23,13 @@ import msgspec
 from edge_agent.join.code_permission import check_allowed, check_run, import_network, load_own
 from edge_agent.join.task_measurement import TaskGauge
 from edge_agent.join.training_process_control import Calibrated, Channel, Compared, Job, Order
+from federated.data.dataset import explain_misfit
 from federated.device.attacks.known_attacks import parse_attack
 from federated.device.attacks.malicious_trainer import make_malicious
 from federated.device.task_execution import carry_out
 from federated.device.trainers.catalogue import AUTO, DEFAULT, open_trainer
 from federated.device.trainers.trainer import GraphTrainer, Trainer
-from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
+from federated.errors import ConfigError, DataError, EspalierError, MissingExtra, UsageError
 from federated.runtime.torch_import import defer_compiler
 from federated.system.child_processes import take_output
 from federated.system.disk_sync import begin_sync
@@ -99,6 +100,10 @@ def _answer(site: Site, message: dict[str, Any]) -> dict[str, Any]:
         return {"answer": msgspec.to_builtins(HANDLERS[message["do"]](site, message))}
     except EspalierError as error:
         return _encode_error(error)
+    # a network of a run's card may be impossible to build on this device
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        log.exception("cannot %s", message["do"])
+        return _encode_error(EspalierError(f"cannot {message['do']}: {error}"))
 
 
 def _encode_error(error: EspalierError) -> dict[str, Any]:
@@ -197,6 +202,8 @@ def _perform(
     try:
         if site.runs_code:
             check_allowed(site.job, message["task"])
+        if why := explain_misfit(site.data, task.submodel.network):
+            raise DataError(why)
         gauge.begin()
         execution = Execution(
             on_step=_report_steps(channel, message["number"], gauge),

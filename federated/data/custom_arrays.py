@@ -28,7 +28,8 @@ from models.given_objects import describe_name
 
 __all__ = ["UNREADABLE", "call", "dataset", "read_npz"]
 
-KEYS = ("x", "y", "outputs", "target", "users", "vocabulary")  # beside the held-out part
+# beside the held-out part
+KEYS = ("x", "y", "outputs", "target", "users", "vocabulary", "tokenizer")
 # errors of numpy for a damaged file
 UNREADABLE = (
     OSError,
@@ -83,7 +84,7 @@ def call(spec: str, function: Callable[..., Any], root: Path) -> Dataset:
 def dataset(name: str, given: Mapping[str, Any]) -> Dataset:
     """Return given arrays as a Dataset.
 
-    given: x and y, and optionally x_held, y_held, outputs, target, users and vocabulary
+    given: x and y, and optionally x_held, y_held, outputs, target, users, vocabulary and tokenizer
     DataError: they are unusable
     """
     target, outputs, users = (given.get(key) for key in ("target", "outputs", "users"))
@@ -112,6 +113,7 @@ def dataset(name: str, given: Mapping[str, Any]) -> Dataset:
         str(target),  # type: ignore[arg-type]
         None if users is None else _to_int64(name, "users", users),
         vocabulary=tokens,
+        tokenizer=str(given.get("tokenizer", "")),
     )
 
 

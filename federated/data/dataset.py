@@ -25,6 +25,7 @@ __all__ = [
     "Indices",
     "Labels",
     "Values",
+    "describe_examples",
     "explain_misfit",
 ]
 
@@ -37,6 +38,7 @@ BLOCK = 4096  # examples per block: a float64 copy of all data would not fit a s
 TINY = 1e-30  # least standard deviation; float32 could round smaller ones to 0
 OUTPUTS: dict[Target, str] = {"class": "classes", "value": "values", "token": "tokens"}
 CHANNELS = 1, 3, 4  # of grey and colour images
+LONGEST_NAME = 128  # of a tokenizer, as in `Card`
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,8 @@ class Dataset:
     classes: names of the classes in order; empty if unknown
     vocabulary: number of tokens that x may contain, if it holds texts with a class or with values;
         else 0
+    tokenizer: any text that identifies the tokenizer of these tokens, such as the sha256 of its
+        file; empty: unknown
 
     DataError: something is missing, empty, of different lengths or shapes, out of range, or not
         finite.
@@ -74,6 +78,7 @@ class Dataset:
     sessions: Labels | None = None
     classes: tuple[str, ...] = ()
     vocabulary: int = 0
+    tokenizer: str = ""
 
     def __post_init__(self) -> None:
         if self.target not in OUTPUTS:
@@ -84,6 +89,12 @@ class Dataset:
             raise DataError(
                 f"{self.name}: expected a vocabulary of at least 2 tokens, and only for texts with "
                 f"a class or with values, found {self.vocabulary} with a {self.target}"
+            )
+        if self.tokenizer and (not self.vocabulary or len(self.tokenizer) > LONGEST_NAME):
+            raise DataError(
+                f"{self.name}: expected the name of a tokenizer of at most {LONGEST_NAME} "
+                f"characters, and only with a vocabulary, found '{self.tokenizer[:LONGEST_NAME]}' "
+                f"with a vocabulary of {self.vocabulary} tokens"
             )
         if self.classes and len(self.classes) != self.outputs:
             raise DataError(
@@ -116,6 +127,11 @@ class Dataset:
                 )
 
     @property
+    def inputs(self) -> tuple[int, ...]:
+        """Shape of one raw example."""
+        return tuple(self.x.shape[1:])
+
+    @property
     def tokens(self) -> int:
         """Number of tokens that x may contain; 0 if it holds numbers."""
         return self.outputs if self.target == "token" else self.vocabulary
@@ -134,10 +150,9 @@ class Dataset:
         """
         mean, std = ((0.0,), (1.0,)) if self.tokens else _measure_moments(self.x)
         shift, scale = _measure_moments(self.y) if self.target == "value" else ((), ())
-        inputs = tuple(self.x.shape[1:])
         return Card(
             self.name,
-            inputs,
+            self.inputs,
             self.x.dtype.name,
             self.outputs,
             len(self.x),
@@ -148,6 +163,7 @@ class Dataset:
             shift=shift,
             scale=scale,
             vocabulary=self.vocabulary,
+            tokenizer=self.tokenizer,
         )
 
 
@@ -261,19 +277,24 @@ def _limit_deviation(mean: float, std: float) -> float:
     return float(std) if std > max(1e-6 * math.fabs(mean), TINY) else 1.0
 
 
-def explain_misfit(card: Card, network: Network) -> str:
+def describe_examples(form: Card | Dataset | Network) -> str:
+    """Say which tokens the examples are, or that they are numbers."""
+    if not form.vocabulary:
+        return "numbers"
+    maker = f" by the tokenizer '{form.tokenizer}'" if form.tokenizer else ""
+    return f"texts of a vocabulary of {form.vocabulary} tokens{maker}"
+
+
+def explain_misfit(card: Card | Dataset, network: Network) -> str:
     """Return why data do not fit a network; empty if they fit."""
     target = network.target
     if card.target != target:
         return f"this run needs data with a {target}, but {card.name} has a {card.target}"
-    if card.vocabulary != network.vocabulary:
-        wanted, found = (
-            f"texts of a vocabulary of {tokens} tokens" if tokens else "numbers"
-            for tokens in (network.vocabulary, card.vocabulary)
-        )
+    if (wanted := describe_examples(network)) != (found := describe_examples(card)):
         return (
             f"this run needs examples that are {wanted}, but those of {card.name} are {found}: "
             "join with such data (--data)"
+            + (" that name their tokenizer" if card.vocabulary and not card.tokenizer else "")
         )
     if card.inputs != network.inputs:
         return (

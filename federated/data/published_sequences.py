@@ -6,6 +6,7 @@ phones and watches, a naturally federated data set.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,15 @@ def mnli(root: Path) -> Dataset:
         _encode_pairs(folder / f"multinli_1.0_{part}.jsonl", tokenizer)
         for part in ("train", "dev_matched")
     )
-    vocabulary = tokenizer.get_vocab_size()
-    return Dataset("mnli", *train, *held, len(RELATIONS), classes=RELATIONS, vocabulary=vocabulary)
+    return Dataset(
+        "mnli",
+        *train,
+        *held,
+        len(RELATIONS),
+        classes=RELATIONS,
+        vocabulary=tokenizer.get_vocab_size(),
+        tokenizer=_digest_tokenizer(folder / "tokenizer.json"),
+    )
 
 
 MNLI = BuiltIn(
@@ -136,6 +144,13 @@ MNLI = BuiltIn(
     "the extra `networks`",
     "the published development set of matched genres",
 )
+
+
+def _digest_tokenizer(path: Path) -> str:
+    """Return the sha256 of what a tokenizer does: its file without layout and without lengths."""
+    parts = msgspec.json.decode(path.read_bytes())
+    known = {key: value for key, value in parts.items() if key not in ("padding", "truncation")}
+    return sha256(msgspec.json.encode(known, order="deterministic")).hexdigest()
 
 
 def _encode_pairs(path: Path, tokenizer: Any) -> tuple[Labels, Labels]:

@@ -11,17 +11,29 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
 from models.optional_torchvision import import_torchvision
+from models.random_state import isolate_random_state
 from models.submodel import Network, Submodel
-from models.user_networks.text_classifiers import build_text_adapters, build_text_classifier
+from models.user_networks.text_classifiers import (
+    build_text_adapters,
+    build_text_classifier,
+    digest_frozen,
+)
 
-__all__ = ["LIBRARIES", "UnsupportedNetwork", "find_builder", "load_trained"]
+__all__ = [
+    "LIBRARIES",
+    "UnsupportedNetwork",
+    "digest_frozen_weights",
+    "find_builder",
+    "load_trained",
+]
 
 
 class UnsupportedNetwork(ValueError):
@@ -114,11 +126,12 @@ def build_adapters(name: str, network: Network, trained: bool) -> nn.Module:
     return build_text_adapters(import_library("transformers"), name, network)
 
 
+ADAPTERS = "hf-adapters"
 LIBRARIES: Mapping[str, Builder] = {
     "torchvision": build_torchvision,
     "timm": build_timm,
     "hf": build_transformers,
-    "hf-adapters": build_adapters,
+    ADAPTERS: build_adapters,
 }
 
 
@@ -137,6 +150,18 @@ def find_builder(model: str) -> Callable[[Submodel], nn.Module] | None:
             raise UnsupportedNetwork(f"model '{model}': {why}") from error
 
     return build_named
+
+
+@lru_cache(maxsize=16)
+def digest_frozen_weights(network: Network) -> str:
+    """Return the sha256 of the trained weights that each device loads itself and that stay as they
+    are; empty for a network without such weights. Raises UnsupportedNetwork.
+    """
+    builder = find_builder(network.family)
+    if builder is None or not network.family.startswith(f"{ADAPTERS}:"):
+        return ""
+    with isolate_random_state(0):
+        return digest_frozen(builder(Submodel(replace(network, frozen=""), 1.0, ())))
 
 
 def load_trained(model: str, network: Network) -> nn.Module:

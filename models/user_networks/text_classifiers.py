@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from hashlib import sha256
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.submodel import Network
 
-__all__ = ["build_text_adapters", "build_text_classifier"]
+__all__ = ["build_text_adapters", "build_text_classifier", "digest_frozen"]
 
 REDUCTION = 16  # of the features inside an adapter, the default of Pfeiffer et al.'s library
 # type of a network -> the layer norm at the end of each of its layers
@@ -143,7 +144,8 @@ def build_text_adapters(library: ModuleType, name: str, network: Network) -> Tex
     """Return a classifier of texts with trained weights that are neither changed nor sent, and with
     an adapter in each layer. The adapters and the head learn; they start at random.
 
-    ValueError, OSError: see `build_text_classifier`; or it is of a type without adapters.
+    ValueError, OSError: see `build_text_classifier`; or it is of a type without adapters, or its
+        trained weights are not those of the run (`network.frozen`).
     """
     if not network.tokens:
         raise ValueError("adapters are for texts, but the data are numbers")
@@ -164,7 +166,24 @@ def build_text_adapters(library: ModuleType, name: str, network: Network) -> Tex
         if path.endswith(f".{LAST_NORMS[kind]}") and ".attention." not in path:
             parent, _, last = path.rpartition(".")
             setattr(base.get_submodule(parent), last, Adapter(module))
+    if network.frozen and not empty and (found := digest_frozen(made)) != network.frozen:
+        raise ValueError(
+            f"its trained weights on this machine have the sha256 {found}, but those of the run "
+            f"{network.frozen}: use the same version of '{name}' on all machines"
+        )
     return made
+
+
+def digest_frozen(net: nn.Module) -> str:
+    """Return the sha256 of the weights that `freeze` made buffers, and of any other buffers that
+    are saved, in the order of their names.
+    """
+    learning, sums = dict(net.named_parameters()), sha256()
+    for name, value in sorted(net.state_dict().items()):
+        if name not in learning:
+            sums.update(f"{name} {tuple(value.shape)} {value.dtype} ".encode())
+            sums.update(value.cpu().numpy().tobytes())
+    return sums.hexdigest()
 
 
 def freeze(module: nn.Module) -> None:

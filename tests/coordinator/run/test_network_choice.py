@@ -21,10 +21,11 @@ from coordinator.run.network_choice import wait_for_network
 from coordinator.settings.config import load
 from coordinator.trust.message_checks import check_profile
 from federated.data.dataset import explain_misfit
-from federated.errors import FleetError, Refused
+from federated.errors import ConfigError, FleetError, Refused
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker
+from models.submodel import Network
 from tests.support.scripted_agent import PROFILE, ScriptedAgent, listen
 from tests.support.scripted_coordinator import CARD, DATA
 
@@ -86,6 +87,23 @@ def cards(*several: Card) -> dict[str, Card]:
 def test_a_card_with_impossible_numbers_is_refused(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(Refused, match=f"profile of a: expected {said}"):
         check_profile(replace(PROFILE, data=replace(GOOD, **changed)), CARD)
+
+
+def test_texts_of_another_tokenizer_are_others() -> None:
+    """Their ids mean other words, although there are as many."""
+    texts = replace(GOOD, inputs=(12,), dtype="int64", vocabulary=10, tokenizer="t")
+    odd = replace(texts, tokenizer="other")
+    agreed = find_majority(cards(texts, odd, texts))
+    assert agreed.keys() == {"a0", "a2"}
+    with pytest.raises(ConfigError, match=r"tokenizer 'other'.* tokenizer 't'"):
+        build_network(config(), [texts, odd])
+    network = Network("mine:net", "", (12,), 10, vocabulary=10, tokenizer="t")
+    refuses = Eligibility(config(), network).explain_refusal
+    assert not refuses(replace(PROFILE, data=texts))
+    for card, found in ((odd, "'other'"), (replace(texts, tokenizer=""), "that name their")):
+        why = refuses(replace(PROFILE, data=card))
+        assert "by the tokenizer 't'" in why
+        assert found in why
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)

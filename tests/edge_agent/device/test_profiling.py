@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -116,6 +117,14 @@ def test_data_that_do_not_fit_the_network_are_refused_before_a_training_step(
     card = Run("r", "fedfa", "preresnet", NETWORK, (SMALL,), 32, "s")
     with pytest.raises(DataError, match=said):
         measure_profile("a", card, data, Limits(), PYTORCH)
+
+
+@pytest.mark.parametrize("field", ["calibration", "menu"])
+def test_no_network_of_a_forged_card_is_built_for_other_data(field: str) -> None:
+    card = Run("r", "fedfa", "preresnet", NETWORK, (SMALL,), 32, "s")
+    texts = replace(SMALL, network=replace(NETWORK, vocabulary=2**20))
+    with pytest.raises(DataError, match="texts of a vocabulary of 1048576 tokens"):
+        measure_profile("a", replace(card, **{field: (texts,)}), DATA, Limits(), PYTORCH)
 
 
 @pytest.mark.parametrize(("slower", "chosen"), [(1, 2), (2, 1)])

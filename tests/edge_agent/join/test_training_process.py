@@ -28,7 +28,7 @@ from models.named_network import network
 from models.submodel_building import full
 from tests.support.small_tasks import parameters
 
-NET = network("preresnet", (1, 4, 4), 3)
+NET = network("preresnet", (1, 8, 8), 10)
 PLAIN, FOREIGN = full(NET), replace(full(NET), network=replace(NET, family="os:system"))
 
 
@@ -167,6 +167,28 @@ def test_exhausted_gpu_memory_is_reported_briefly(
         }
     )
     assert ours.receive() == {"number": 1, "failed": "out of memory with w1-d4.4.4 at batch 32"}
+    ours.close()
+    serving.join()
+
+
+def test_work_on_a_network_that_cannot_be_built_or_fed_is_refused(
+    tmp_path: Path, ends: tuple[Channel, Channel]
+) -> None:
+    """The process goes on to the next request."""
+    ours, theirs = ends
+    serving = Thread(target=serve, args=(theirs,))
+    serving.start()
+    ours.send(asdict(replace(job(), limits=Limits(cpus=torch.get_num_threads()))))
+    ours.receive()  # the card
+    broken = replace(PLAIN, mask=((1,),))
+    ours.send({"do": "measure", "run": run(calibration=(broken,), menu=()), "fresh": True})
+    answer = ours.receive()
+    assert answer["error"] == "other"
+    assert "cannot measure: mask ((1,),)" in answer["arguments"][0]
+    texts = replace(PLAIN, network=replace(NET, vocabulary=5))
+    files = {"weights": str(tmp_path / "w"), "result": str(tmp_path / "r")}
+    ours.send({"do": "task", "number": 1, "task": task(texts), **files})
+    assert "texts of a vocabulary of 5 tokens" in ours.receive()["failed"]
     ours.close()
     serving.join()
 

@@ -115,9 +115,28 @@ def test_a_tokenizer_that_fails_at_a_pair_is_an_error(tmp_path: Path) -> None:
             mnli(tmp_path)
 
 
+@tokenizes
+def test_tokenizers_are_told_apart_by_what_they_do(tmp_path: Path) -> None:
+    """Neither the layout of the file nor the lengths in it count, but each token does."""
+    write_pairs(tmp_path)
+    path, one = tmp_path / "mnli" / "tokenizer.json", mnli(tmp_path)
+    given = json.loads(path.read_text())
+    path.write_text(json.dumps({**dict(reversed(given.items())), "truncation": None}, indent=1))
+    assert mnli(tmp_path).tokenizer == one.tokenizer == one.card().tokenizer
+    words = given["model"]["vocab"]
+    swapped = {**words, "cat": words["dog"], "dog": words["cat"]}
+    path.write_text(json.dumps({**given, "model": {**given["model"], "vocab": swapped}}))
+    other = mnli(tmp_path)
+    assert other.vocabulary == one.vocabulary
+    network = Network("mine:net", "", one.inputs, 3, vocabulary=10, tokenizer=one.tokenizer)
+    assert not explain_misfit(one, network)
+    assert all(name in explain_misfit(other, network) for name in (one.tokenizer, other.tokenizer))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"tokenizer": "t" * 129}, "a tokenizer of at most 128 characters"),
         ({"vocabulary": 4}, "expected tokens 0 to 3 in x, found 4 at 0, 1; 2 tokens are"),
         ({"vocabulary": 1}, "a vocabulary of at least 2 tokens"),
         ({"vocabulary": 0}, "expected x of uint8 or float32, found int64"),
@@ -138,8 +157,9 @@ def test_texts_may_have_values() -> None:
 
 
 def test_arrays_with_a_vocabulary_are_texts(tmp_path: Path) -> None:
-    np.savez(tmp_path / "texts.npz", x=X.astype(np.int32), y=Y, vocabulary=5)
+    np.savez(tmp_path / "texts.npz", x=X.astype(np.int32), y=Y, vocabulary=5, tokenizer="mine")
     data = read_npz(tmp_path / "texts.npz")
+    assert data.tokenizer == "mine"
     assert (data.x.dtype, data.target, data.vocabulary, data.outputs) == (np.int64, "class", 5, 2)
     np.savez(tmp_path / "texts.npz", x=X, y=Y, vocabulary=5.5)
     with pytest.raises(DataError, match="vocabulary as one whole number"):

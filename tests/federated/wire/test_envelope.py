@@ -173,6 +173,8 @@ def test_every_required_field_is_required(kind: str) -> None:
             envelope.decode(packed(kind, {k: v for k, v in body(kind).items() if k != name}))
 
 
+NETWORK = body("task")["submodel"]["network"]
+
 WRONG = [
     ("manifest", "transfer", "a/b"),
     ("manifest", "transfer", "a\n"),
@@ -226,6 +228,26 @@ WRONG = [
     ("task", "deadline", 0.0),
     ("task", "submodel", {**body("task")["submodel"], "width": 1.5}),
     ("task", "submodel", {**body("task")["submodel"], "owner": "a/b"}),
+    *(
+        (kind, name, value)
+        for changes in (
+            {"vocabulary": -1},
+            {"vocabulary": 2**20 + 1},
+            {"vocabulary": 5.0},
+            {"vocabulary": "5"},
+            {"tokenizer": "x" * 129},
+            {"frozen": "ab"},
+            {"outputs": 0},
+            {"outputs": 2**20 + 1},
+            {"inputs": [0, 8]},
+            {"inputs": [1] * 9},
+        )
+        for kind, name, value in (
+            ("run", "network", NETWORK | changes),
+            ("run", "calibration", [body("task")["submodel"] | {"network": NETWORK | changes}]),
+            ("task", "submodel", body("task")["submodel"] | {"network": NETWORK | changes}),
+        )
+    ),
     ("profile", "agent", "all"),
     ("profile", "memory", -1),
     ("profile", "memory", 1 << 62),

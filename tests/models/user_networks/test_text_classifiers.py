@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,21 @@ def test_training_moves_adapters_and_nothing_else(folder: Path) -> None:
     learning = {name for name, _ in net.named_parameters()}
     assert moved <= learning
     assert {name for name in learning if name.endswith(("up.bias", "classifier.bias"))} <= moved
+
+
+def test_other_trained_weights_than_those_of_the_run_are_refused(folder: Path) -> None:
+    """Those that stay as they are count, but not the head, which the run sends."""
+    made, plain = make(f"hf-adapters:{folder}"), make(f"hf:{folder}")
+    assert len(made.frozen) == 64
+    assert plain.frozen == ""
+    load = import_library("transformers").AutoModelForMaskedLM.from_pretrained
+    net = load(folder)
+    next(value for name, value in net.named_parameters() if "embeddings" not in name).data += 1e-3
+    net.save_pretrained(folder)
+    build(full(made), "meta")  # whose shapes are the same
+    with pytest.raises(ValueError, match=f"have the sha256 .* but those of the run {made.frozen}"):
+        build(full(made))
+    build(full(replace(made, frozen="")))
 
 
 @pytest.mark.parametrize(
