@@ -49,7 +49,8 @@ __all__ = [
 ]
 
 RUN = "scale"
-SILENCE = 300.0  # seconds without a round until the benchmark fails
+DEADLINE = 280.0  # seconds of a round, at least, and for a thousand agents
+PATIENCE = 20.0  # further seconds without a round until the benchmark fails
 SAMPLE = 0.1  # seconds between samples of the coordinator's memory
 FEW, FEW_ROUNDS = 2, 3  # agents and rounds of the small run for comparison
 MOST_TIME = 4.0  # milliseconds of the coordinator's processor time for an agent and a round
@@ -71,8 +72,6 @@ SETTINGS = {
     "evaluate.devices": False,
     "evaluate.calibrate": "coordinator",
     "evaluate.examples": 8,
-    "fleet.wait": 300,
-    "fleet.deadline": 280,
 }
 
 
@@ -187,8 +186,14 @@ class Size:
     whole: bool = False
 
     @property
+    def deadline(self) -> float:
+        """Seconds after which a round closes."""
+        return DEADLINE * max(1.0, self.agents / 1000)
+
+    @property
     def settings(self) -> dict[str, object]:
-        return SETTINGS | ({"assign.submodels": {"*": WHOLE}} if self.whole else {})
+        limits = {"fleet.wait": self.deadline, "fleet.deadline": self.deadline}
+        return SETTINGS | limits | ({"assign.submodels": {"*": WHOLE}} if self.whole else {})
 
 
 def measure(folder: Path, size: Size, say: Say) -> list[Row]:
@@ -277,9 +282,9 @@ def run_fleet(folder: Path, size: Size, say: Say) -> Course:
         fleet = RawFleet(RUN, names, (host, int(port)), Raw())
         stack.callback(fleet.close)
         usage = Usage(psutil.Process(coordinator.popen.pid), find_broker_process(broker))
-        joined, connected, before = wait_for_task(fleet, coordinator, usage)
+        joined, connected, before = wait_for_task(fleet, coordinator, usage, size)
         say(f"{connected} agents after {joined:.1f} s; the coordinator holds {before / 1e6:.0f} MB")
-        peaks = measure_rounds(fleet, coordinator, usage, folder, rounds, say)
+        peaks = measure_rounds(fleet, coordinator, usage, folder, size, say)
     return Course(read_turns(folder, rounds, peaks), joined, connected, before)
 
 
@@ -307,7 +312,9 @@ def find_broker_process(broker: brokers.Broker) -> psutil.Process:
     )
 
 
-def wait_for_task(fleet: RawFleet, coordinator: Running, usage: Usage) -> tuple[float, int, int]:
+def wait_for_task(
+    fleet: RawFleet, coordinator: Running, usage: Usage, size: Size
+) -> tuple[float, int, int]:
     """Run agents until the first task arrives. Return the seconds until then, the number of
     connected agents, and the bytes of the coordinator just before.
     """
@@ -316,7 +323,7 @@ def wait_for_task(fleet: RawFleet, coordinator: Running, usage: Usage) -> tuple[
         fleet.turn(0.05)
         if time.monotonic() - sampled > SAMPLE:
             sampled, base = time.monotonic(), usage.coordinator.memory_info().rss
-        if coordinator.popen.poll() is not None or time.monotonic() - start > SILENCE:
+        if coordinator.popen.poll() is not None or time.monotonic() - start > size.deadline:
             raise FleetError(
                 f"no round after {time.monotonic() - start:.0f} s; the end of the "
                 f"coordinator's log:\n{coordinator.tail()}"
@@ -325,7 +332,7 @@ def wait_for_task(fleet: RawFleet, coordinator: Running, usage: Usage) -> tuple[
 
 
 def measure_rounds(
-    fleet: RawFleet, coordinator: Running, usage: Usage, folder: Path, rounds: int, say: Say
+    fleet: RawFleet, coordinator: Running, usage: Usage, folder: Path, size: Size, say: Say
 ) -> list[Sample]:
     """Run agents until the coordinator ends. Return what was used until the end of each round."""
     peaks, progressed, sampled = list[Sample](), time.monotonic(), 0.0
@@ -340,14 +347,14 @@ def measure_rounds(
                 progressed = time.monotonic()
                 peaks += [usage.take()] * (len(done) - len(peaks))
                 say(
-                    f"round {len(done):3} of {rounds}: {done[-1]:6.2f} s, "
+                    f"round {len(done):3} of {size.rounds}: {done[-1]:6.2f} s, "
                     f"{peaks[-1].rss / 1e6:.0f} MB"
                 )
         except psutil.NoSuchProcess:
             break
-        if time.monotonic() - progressed > SILENCE:
+        if time.monotonic() - progressed > size.deadline + PATIENCE:
             raise FleetError(
-                f"no round for {SILENCE:.0f} s; the end of the coordinator's "
+                f"no round for {size.deadline + PATIENCE:.0f} s; the end of the coordinator's "
                 f"log:\n{coordinator.tail()}"
             )
     if coordinator.popen.wait() != 0:

@@ -44,6 +44,7 @@ __all__ = [
     "Work",
     "count_parts",
     "heartbeat_interval",
+    "heartbeat_pause",
 ]
 
 # seconds between an agent's heartbeats, and the shortest such interval; after three missed ones the
@@ -365,8 +366,15 @@ class Profile:
     software: Text = ""
 
 
-def heartbeat_interval(lease: float) -> float:
+def heartbeat_interval(lease: float, least: float = 0.0) -> float:
     """Return the seconds between heartbeats during a task with this lease: several per lease,
-    unless it is very short.
+    unless it is very short. least: of the run (see `Run.heartbeat`).
     """
-    return min(HEARTBEAT, max(QUICKEST, lease / 5)) if lease else HEARTBEAT
+    return max(least, min(HEARTBEAT, max(QUICKEST, lease / 5)) if lease else HEARTBEAT)
+
+
+def heartbeat_pause(least: float) -> float:
+    """Return the seconds after a heartbeat in which an agent does not report that its activity
+    changed. least: as above.
+    """
+    return least / 5

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.raw_agents.updates import CARD, Array, encode, learn, make_update
-from federated.task import HEARTBEAT, Profile, Task, Timing, Update, heartbeat_interval
+from federated.task import Profile, Task, Timing, Update, heartbeat_interval, heartbeat_pause
 from federated.trainer_capabilities import CAPABILITIES
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import Receiver, Sender, split
@@ -18,6 +18,7 @@ __all__ = ["Alter", "Falsify", "Raw", "RawAgent"]
 
 STALLED = 5.0  # seconds without a chunk until the agent asks for the weights again
 EARLY = 64  # chunks buffered until their manifest arrives
+KEPT = 8  # weights that the agents of this process share
 
 Alter = Callable[[str, str, bytes], Iterable[tuple[str, bytes]]]
 """Function from agent, topic and payload to the messages that the agent publishes instead."""
@@ -47,6 +48,18 @@ class Raw:
     falsify: Mapping[str, Falsify] = field(default_factory=dict)
     certificates: Mapping[str, tuple[Path, Path]] = field(default_factory=dict)
     wildcards: bool = True
+
+
+_kept = dict[str, dict[str, Array]]()  # by digest, the oldest first
+
+
+def decode_weights(digest: str, blob: memoryview) -> dict[str, Array]:
+    """Return the tensors of verified weights, which all agents of this process share."""
+    if digest not in _kept:
+        _kept[digest] = dict(tensors.decode(blob)[1])
+        for old in list(_kept)[:-KEPT]:
+            del _kept[old]
+    return _kept[digest]
 
 
 class RawAgent:
@@ -246,7 +259,7 @@ class RawAgent:
             blob = self.receiver.verify()
             self.listen_to_weights(False)
             self.receiver, self.base = None, ""
-            self.known = task.digest, dict(tensors.decode(blob)[1])
+            self.known = task.digest, decode_weights(task.digest, blob)
             self.train(task, now)
 
     def handle_receipt(self, receipt: messages.Receipt) -> None:
@@ -306,12 +319,11 @@ class RawAgent:
             if self.base
             else "idle"
         )
-        pace = (
-            heartbeat_interval(self.task.lease)
-            if self.task is not None and state != "idle"
-            else HEARTBEAT
-        )
-        if now - self.beaten > pace or state != self.state:
+        lease = self.task.lease if self.task is not None and state != "idle" else 0.0
+        pace = heartbeat_interval(lease, self.card.heartbeat)
+        if state != self.state:
+            pace = heartbeat_pause(self.card.heartbeat)
+        if now - self.beaten > pace:
             self.beaten, self.state = now, state
             number = self.task.round if self.task is not None else 0
             beat = messages.Heartbeat(

@@ -22,7 +22,9 @@ from federated.wire import envelope, messages, topics
 
 __all__ = ["RawFleet"]
 
-TICK = 0.25  # seconds between ticks of an agent
+TICK = 0.25  # seconds between ticks of an agent, at least
+TICKS = 4000  # ticks of all agents per second, at most
+KEEPALIVE = 30  # seconds, at least; more for agents that one thread runs too slowly
 
 
 class Socket:
@@ -67,9 +69,8 @@ class Socket:
         """Connect, or try again later."""
         self.due = time.monotonic() + self.delay
         try:
-            self.client.connect(
-                *self.fleet.how.addresses.get(self.name, self.fleet.address), keepalive=30
-            )
+            address = self.fleet.how.addresses.get(self.name, self.fleet.address)
+            self.client.connect(*address, keepalive=max(KEEPALIVE, len(self.fleet.sockets) // 10))
         except OSError:
             self.delay = min(3.0, self.delay * 1.5)
 
@@ -125,6 +126,7 @@ class RawFleet:
         self.run, self.address, self.how = run, address, how
         self._selector = selectors.DefaultSelector()
         self.sockets = {name: Socket(self, name) for name in names}
+        self._tick_every = max(TICK, len(names) / TICKS)
         self._timers = [(0.0, name) for name in names]
         heapq.heapify(self._timers)
 
@@ -142,7 +144,7 @@ class RawFleet:
         while self._timers and self._timers[0][0] <= now:
             _, name = heapq.heappop(self._timers)
             self._tick(self.sockets[name], now)
-            heapq.heappush(self._timers, (now + TICK, name))
+            heapq.heappush(self._timers, (now + self._tick_every, name))
         wait = min(timeout, max(0.0, self._timers[0][0] - now)) if self._timers else timeout
         if not self._selector.get_map():
             time.sleep(wait)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ __all__ = ["CARD", "Array", "encode", "learn", "make_update"]
 
 CARD = Card("digits", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
 SCALE = 1e-3  # of the noise; weights are about 0.1
+NUMBERS = 1 << 20  # of noise, which agents use from different places on
 
 Array = NDArray[Any]
 
@@ -30,11 +32,22 @@ def learn(weights: Mapping[str, Array], agent: str, round: int) -> dict[str, Arr
     """Return an agent's weights after a round: the given ones plus reproducible float32 noise of
     SCALE.
     """
-    rng = np.random.default_rng([zlib.crc32(agent.encode()), round])
-    return {
-        name: w + np.float32(SCALE) * rng.standard_normal(w.shape, np.float32)
-        for name, w in weights.items()
-    }
+    noise, learned = draw_noise(), dict[str, Array]()
+    start = zlib.crc32(f"{agent} {round}".encode())
+    for name, w in weights.items():
+        first = start % NUMBERS
+        learned[name] = w + np.resize(noise[first : first + min(w.size, NUMBERS)], w.shape)
+        start += w.size
+    return learned
+
+
+@cache
+def draw_noise() -> NDArray[np.float32]:
+    """Return the noise twice, so that NUMBERS follow each of the first ones. Drawing it for each
+    agent would take longer than all else that an agent does.
+    """
+    noise = np.random.default_rng(0).standard_normal(NUMBERS, np.float32)
+    return np.tile(np.float32(SCALE) * noise, 2)
 
 
 def make_update(
@@ -52,4 +65,4 @@ def make_update(
 
 def encode(update: Update, values: Mapping[str, Array]) -> bytes:
     """Return an update as it is sent."""
-    return bytes(tensors.encode(msgspec.to_builtins(update), values))
+    return b"".join(tensors.pieces(msgspec.to_builtins(update), values))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from coordinator.fleet.message_sender import Endpoint
 from federated.errors import Superseded
@@ -47,14 +48,17 @@ class Leadership:
         self._endpoint.link.subscribe(topics.run(self._endpoint.card.run))
         self._returned, self._republish_at = None, self._clock() + FENCE
 
-    def check(self, *, repeat: bool = False) -> None:
+    def check(self, heartbeat: float = 0.0, *, repeat: bool = False) -> None:
         """Publish again what the broker may have lost. A card that it has not returned is with no
         agent.
 
+        heartbeat: of the fleet, which is published if it is longer than the card's.
         repeat: publish the card every CARD_PATIENCE seconds, since agents that look for any run
             receive none that the broker retained.
         """
         now = self._clock()
+        if heartbeat > self._endpoint.card.heartbeat:
+            self.publish(replace(self._endpoint.card, heartbeat=heartbeat))
         if now >= self._republish_at:
             self._republish_at, self._confirm_at = math.inf, now + CARD_PATIENCE
             self._restore_at = math.inf

@@ -231,14 +231,14 @@ class MessageLoop:
             except WireError as error:
                 self._reject(delivery.topic, error)
         now = self.clock()
-        self._leadership.check(repeat=self._broker_access.by_name_only)
+        self._leadership.check(self.round.heartbeat, repeat=self._broker_access.by_name_only)
         if ticking := self._may_tick(now, delivery):
             self._ticked = now
             self.publish(LoopTurned())
             for topic, refused in self._reception.follow_uploads(self.run.run):
                 self._reject(topic, refused)
             self._end_departures(now)
-            self.driver.handle(on.Ticked(now, self.inbox.waiting))
+            self.driver.handle(on.Ticked(now, *self.inbox.compare_queue(self.round.waiting)))
             self.driver.compact()
         for name, grant in self.inbox.grants(now, quiet=ticking):
             self.endpoint.tell(name, grant)

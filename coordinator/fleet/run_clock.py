@@ -1,16 +1,19 @@
 """Measure for how many seconds a run has been running, across restarts of the coordinator. Time in
-which no message can arrive does not count.
+which no message can arrive does not count. Limit the share of it that repeated work takes.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-__all__ = ["RunClock"]
+__all__ = ["RunClock", "TimeShare"]
 
 # seconds: the most that one reading adds, after the machine was suspended or the process stopped
 LEAP = 60.0
+SHARE = 0.05  # of the time, for work that looks at the whole fleet
 
 
 class RunClock:
@@ -42,3 +45,26 @@ class RunClock:
     def resume(self, seconds: float) -> None:
         """Continue from the reading of an earlier process."""
         self._seconds = max(self._seconds, seconds)
+
+
+class TimeShare:
+    """Spaces out work that looks at the whole fleet, so that it takes at most SHARE of the time
+    however large the fleet is.
+    """
+
+    def __init__(self, least: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """least: seconds from one beginning of the work to the next, at least."""
+        self._least, self._clock, self._due = least, clock, -math.inf
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the work is due; 0 if it is."""
+        return max(0.0, self._due - self._clock())
+
+    @contextmanager
+    def spend(self) -> Iterator[None]:
+        """Measure the work in the block, and find out when it is due again."""
+        start = self._clock()
+        yield
+        end = self._clock()
+        self._due = max(start + self._least, end + (end - start) / SHARE)

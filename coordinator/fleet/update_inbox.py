@@ -250,6 +250,10 @@ class Inbox:
         """Updates that wait for a slot, or for room on the disk."""
         return frozenset(self._waiting)
 
+    def compare_queue(self, known: frozenset[Key]) -> tuple[frozenset[Key], frozenset[Key]]:
+        """Return the updates that wait and are not among the known ones, and vice versa."""
+        return self.waiting - known, known - self.waiting
+
     def remove(self, key: Key) -> None:
         """Remove a complete update."""
         self.path(key).unlink(missing_ok=True)

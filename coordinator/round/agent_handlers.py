@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from coordinator.observe.events import AgentJoined, AgentLeft, AgentRefused
 from coordinator.round import round_events as on
 from coordinator.round.round_actions import Action, Ask, Forget, Report, TurnAway
-from coordinator.round.round_state import Agent, Round, list_tasks, put_task
+from coordinator.round.round_state import HEARTBEATS, Agent, Round, list_tasks, put_task
 from coordinator.round.task_state import TaskState
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "end_queue_wait",
     "forget_profiles",
     "leave",
+    "limit_silence",
     "put_agent",
     "put_due_task",
     "record_heartbeat",
@@ -28,10 +29,17 @@ __all__ = [
     "update_profile",
 ]
 
-SILENCE = 45.0  # seconds without a message, i.e. three missed heartbeats
-REMIND_AFTER = 3.0  # seconds after which an idle agent receives its task again
+SILENCE = 45.0  # seconds without a message, i.e. three missed heartbeats, in a small fleet
+# seconds after which an idle agent receives its task again, and twice as many after that; besides
+# those in which a large fleet sends a heartbeat each, since older ones may still wait to be handled
+REMIND_AFTER = 3.0
 # the same for a restarted or returning agent; bounds what it can make the journal record
 REMIND_RETURNED = 1.0
+
+
+def limit_silence(r: Round) -> float:
+    """Return the seconds without a message after which an agent counts as lost."""
+    return max(SILENCE, 3 * r.heartbeat)
 
 
 def put_agent(r: Round, agent: Agent) -> Round:
@@ -57,7 +65,7 @@ def connect(r: Round, e: on.AgentConnected, out: list[Action]) -> Round:
         out.append(Report(AgentJoined(agent.name, restarted=restarted)))
     state = "idle" if agent.state == "gone" else agent.state
     r = put_agent(r, replace(agent, session=e.session, online=True, paused=e.paused, state=state))
-    r = replace(r, due=min(r.due, r.now + SILENCE))
+    r = replace(r, due=min(r.due, r.now + limit_silence(r)))
     for task in list_tasks(r, e.agent):
         if task.open:
             task = task.come_back(r.now, restarted=restarted)
@@ -78,6 +86,11 @@ def remind(r: Round, state: TaskState, pause: float, out: list[Action]) -> Round
         return r
     out.append(Ask(state.task))
     return put_task(r, replace(state, reminded=r.now))
+
+
+def limit_reminders(r: Round) -> float:
+    """Return the seconds until an agent that reports to be idle receives its task again."""
+    return REMIND_AFTER + len(r.agents) / HEARTBEATS
 
 
 def leave(r: Round, e: on.AgentLeft, out: list[Action]) -> Round:
@@ -131,7 +144,7 @@ def record_heartbeat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:
     beaten = replace(agent, state=e.state, loss=e.loss, condition=e.condition, online=True)
     r = put_agent(r, beaten)
     if returned:
-        r = replace(r, due=min(r.due, r.now + SILENCE))
+        r = replace(r, due=min(r.due, r.now + limit_silence(r)))
     for key in agent.tasks:
         state = r.tasks[key]
         if not state.open:
@@ -144,8 +157,10 @@ def record_heartbeat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:
             and (e.state, e.step) != state.shown
         ):
             r = put_task(r, replace(r.tasks[key], shown=(e.state, e.step), moved=r.now))
-        if returned or (e.state == "idle" and r.now - state.asked > REMIND_AFTER):
-            r = remind(r, r.tasks[key], REMIND_RETURNED if returned else REMIND_AFTER, out)
+        if returned:
+            r = remind(r, r.tasks[key], REMIND_RETURNED, out)
+        elif e.state == "idle" and r.now - state.asked > (after := limit_reminders(r)):
+            r = remind(r, r.tasks[key], max(after, state.reminded - state.asked), out)
     return r
 
 

@@ -80,7 +80,7 @@ def compute_lease(r: Round, agent: Agent, work: Work, seconds: float) -> float:
     if not r.rules.timeouts:
         return 0.0
     wasted = agent.wasted[work].leases if work in agent.wasted else 0
-    least = MIN_LEASE if work in agent.pace or wasted else FIRST_LEASE
+    least = max(r.heartbeat, MIN_LEASE if work in agent.pace or wasted else FIRST_LEASE)
     cap = MEDIAN_CAP * r.phase.typical if r.phase is not None and r.phase.typical else math.inf
     return (1 << min(wasted, MAX_DOUBLINGS)) * max(
         least, SLACK * min(estimate_seconds(agent, work, seconds), cap)

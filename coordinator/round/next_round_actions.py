@@ -161,8 +161,9 @@ def find_reason_to_close(r: Round, phase: Phase) -> str:
         return "quorum"
     if r.now >= phase.began + phase.limit:
         return "deadline"
-    returning = any(r.now - went < RETURN_TIME for went in phase.away.values())
-    if phase.working or phase.preparing or returning:
+    if phase.working or phase.preparing:
+        return ""
+    if any(r.now - went < RETURN_TIME for went in phase.away.values()):
         return ""
     tasks = map(r.tasks.__getitem__, phase.order if phase.work == "train" else ())
     if not phase.came and any(

@@ -120,6 +120,7 @@ def ask(r: Round, planned: Planned, out: list[Action]) -> Round:
         moved=r.now,
         lost=-1.0 if agent.online else r.now,
         probe=planned.probe,
+        heartbeat=r.heartbeat,
     )
     out.append(Ask(task))
     r = replace(r, phase=replace(phase, order=(*phase.order, task.key)))

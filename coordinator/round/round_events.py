@@ -241,11 +241,14 @@ class SpoolFilled(Timed, frozen=True):
 
 
 class Ticked(Timed, frozen=True):
-    """Time passed, and all messages that arrived before are handled. waiting: updates that wait for
-    an upload slot or for room.
+    """Time passed, and all messages that arrived before are handled.
+
+    queued: further updates that wait for an upload slot or for room.
+    unqueued: updates that no longer do.
     """
 
-    waiting: frozenset[Key] = frozenset()
+    queued: frozenset[Key] = frozenset()
+    unqueued: frozenset[Key] = frozenset()
 
 
 RoundEvent: TypeAlias = (

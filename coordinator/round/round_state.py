@@ -21,12 +21,13 @@ from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decisions import Verdict
 from coordinator.round.task_state import Spare, TaskState
 from federated.runtime.unit_formatting import format_count
-from federated.task import Key, Profile, Work
+from federated.task import HEARTBEAT, Key, Profile, Work
 from federated.wire.messages import Condition
 from models.submodel import Submodel
 
 __all__ = [
     "FORGET_AFTER",
+    "HEARTBEATS",
     "Agent",
     "Pace",
     "Phase",
@@ -41,6 +42,7 @@ __all__ = [
     "put_task",
 ]
 
+HEARTBEATS = 150  # of the whole fleet per second, at most
 MAX_REST = 32  # maximum number of rounds that an agent sits out
 FORGET_AFTER = 2 * MAX_REST  # rounds after which a wasted lease no longer counts
 
@@ -295,6 +297,14 @@ class Round(Struct, frozen=True):
     full: bool = False
     relieved: float = -math.inf
     due: float = -math.inf
+
+    @property
+    def heartbeat(self) -> float:
+        """The least seconds between two heartbeats of an agent, so that those of a large fleet do
+        not keep the coordinator busy; 0: agents choose. It changes when a fleet doubles.
+        """
+        seconds = (1 << len(self.agents).bit_length()) / HEARTBEATS
+        return seconds if seconds > HEARTBEAT else 0.0
 
     @property
     def current_phase(self) -> Phase:

@@ -24,7 +24,6 @@ from coordinator.round.next_round_actions import end_probe, proceed
 from coordinator.round.round_actions import Action, Report
 from coordinator.round.round_state import Round, put_task
 from coordinator.round.task_state import TaskState
-from federated.task import Key
 
 __all__ = ["step"]
 
@@ -41,15 +40,15 @@ def step(r: Round, event: on.RoundEvent) -> tuple[Round, list[Action]]:
 
 def tick(r: Round, e: on.Ticked, out: list[Action]) -> Round:
     """Disconnect silent agents and expire leases. Most ticks find nothing due."""
-    r = update_queue(r, e.waiting)
+    r = update_queue(r, e)
     if r.now < r.due:
         return r
-    due = math.inf
+    due, silence = math.inf, agents.limit_silence(r)
     for agent in list(r.agents.values()) if r.rules.timeouts else ():
-        if agent.online and r.now - agent.seen > agents.SILENCE:
-            r = agents.disconnect(r, agent.name, f"silent for {agents.SILENCE:.0f} s", out)
+        if agent.online and r.now - agent.seen > silence:
+            r = agents.disconnect(r, agent.name, f"silent for {silence:.0f} s", out)
         elif agent.online:
-            due = min(due, agent.seen + agents.SILENCE)
+            due = min(due, agent.seen + silence)
     for state in list(r.tasks.values()):
         if not (state.working or state.away) or (state.place < 0 and not state.probe):
             continue
@@ -60,19 +59,19 @@ def tick(r: Round, e: on.Ticked, out: list[Action]) -> Round:
     return replace(r, due=due)
 
 
-def update_queue(r: Round, waiting: frozenset[Key]) -> Round:
+def update_queue(r: Round, e: on.Ticked) -> Round:
     """Record which updates wait for an upload slot. This time does not count against a lease."""
-    if waiting == r.waiting:
+    if not e.queued and not e.unqueued:
         return r
-    for key in waiting ^ r.waiting:
+    for key in e.queued | e.unqueued:
         state = r.tasks.get(key)
         if state is None or not state.open:
             continue
-        if key in waiting:
+        if key in e.queued:
             r = put_task(r, replace(state, waiting=r.now))
         elif state.waiting >= 0:
             r = agents.put_due_task(r, agents.end_queue_wait(r, state))
-    return replace(r, waiting=waiting)
+    return replace(r, waiting=(r.waiting | e.queued) - e.unqueued)
 
 
 def expire_lease(r: Round, state: TaskState, out: list[Action]) -> Round:

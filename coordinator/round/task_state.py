@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from federated.task import Key, Task, heartbeat_interval
 
-__all__ = ["MAX_LEASES", "RETURN_TIME", "Planned", "Spare", "TaskState"]
+__all__ = ["MAX_LEASES", "MISSED_BEATS", "RETURN_TIME", "Planned", "Spare", "TaskState"]
 
 MAX_LEASES = 4.0  # maximum number of leases of a task, even if its agent reports progress
 UPLOAD_IDLE = 30.0  # seconds without a chunk after which an upload counts as stopped
@@ -74,6 +74,7 @@ class TaskState(Struct, frozen=True):
     carried: whether it is of an earlier round.
     probe: whether its agent is a suspect. No phase waits for it. Its update is folded if it arrives
         in time; afterwards, within the lease, it only shows that the agent delivers.
+    heartbeat: least seconds between two heartbeats when it was sent (see `Round.heartbeat`).
     """
 
     task: Task
@@ -96,6 +97,7 @@ class TaskState(Struct, frozen=True):
     resumed: bool = False
     carried: bool = False
     probe: bool = False
+    heartbeat: float = 0.0
 
     @property
     def key(self) -> Key:
@@ -141,7 +143,7 @@ class TaskState(Struct, frozen=True):
         return min(
             max(
                 began + lease,
-                self.moved + MISSED_BEATS * heartbeat_interval(lease),
+                self.moved + MISSED_BEATS * heartbeat_interval(lease, self.heartbeat),
                 self.sent + UPLOAD_IDLE,
             ),
             began + MAX_LEASES * lease,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from coordinator.fleet.message_loop import MessageLoop
+from coordinator.fleet.run_clock import TimeShare
 from coordinator.observe.events import AgentsAwaited, Publish, RoundDelayed, RunPaused
 from coordinator.phases.run_context import RunContext
 from coordinator.round.round_state import Agent, RoundPlan
@@ -64,15 +65,16 @@ def wait_for_plan(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
             if over and not run.graphs.waiting and run.graphs.finished == exported:
                 raise
             why = str(error)
-        unable = {agent.name for agent in fleet.list_free()}
-        until = fleet.clock() + min(REPUBLISH, limit or REPUBLISH)
+        unable, share = {agent.name for agent in fleet.list_free()}, TimeShare()
+        until, able = fleet.clock() + min(REPUBLISH, limit or REPUBLISH), False
         while run.control.paused or (
-            fleet.clock() < until
-            and run.graphs.finished == exported
-            and unable.issuperset(agent.name for agent in fleet.list_free())
+            fleet.clock() < until and run.graphs.finished == exported and not able
         ):
             run.publish(RunPaused() if run.control.paused else RoundDelayed(why))
-            fleet.turn(POLL)
+            fleet.turn(min(POLL, share.pause or POLL))
+            if not share.pause:
+                with share.spend():
+                    able = not unable.issuperset(agent.name for agent in fleet.list_free())
         # without its card, which a broker may lose, no agent can join the run
         fleet.endpoint.publish(fleet.run)
         wait_for_agents(fleet, run.config.fleet.min_agents, limit, run.publish)
@@ -89,7 +91,14 @@ def wait_for_agents(
     come within `limit` seconds (0: no limit). meanwhile: called while it waits.
     """
     start = published = time.monotonic()
-    while len(ready := fleet.list_ready()) < wanted:
+    share = TimeShare()
+    while True:
+        if not share.pause:  # not after each message: it looks at every agent
+            with share.spend():
+                if len(ready := fleet.list_ready()) >= wanted:
+                    return ready
+                publish(AgentsAwaited(len(ready), wanted))
+                meanwhile()
         now = time.monotonic()
         if now - published > REPUBLISH:
             published = now
@@ -101,10 +110,7 @@ def wait_for_agents(
                 f"{waited:.0f} s: "
                 f"{describe_absence(fleet) or 'no others connected'}"
             )
-        publish(AgentsAwaited(len(ready), wanted))
-        meanwhile()
-        fleet.turn(POLL)
-    return ready
+        fleet.turn(min(POLL, share.pause or POLL))
 
 
 def count_empty(store: Store) -> int:

@@ -125,14 +125,18 @@ def end(a: AgentState, e: on.Dismissed, out: list[AgentAction]) -> AgentState:
 
 
 def take_card(a: AgentState, e: on.CardCame, out: list[AgentAction]) -> AgentState:
-    """Keep the tasks if only the coordinator restarted. If the run changed, drop them and measure
-    the device again.
+    """Keep the tasks if only the coordinator restarted, or the fleet grew. If the run changed, drop
+    them and measure the device again.
     """
     if e.card.run != a.card.run or e.card == a.card:
         return a
-    same = dataclasses.replace(e.card, session=a.card.session) == a.card
-    a = replace(a, card=e.card, failures=())
-    if same:
+    restarted = e.card.session != a.card.session
+    before = dataclasses.replace(a.card, session=e.card.session, heartbeat=e.card.heartbeat)
+    a = replace(a, card=e.card)
+    if e.card == before and not restarted:
+        return a
+    a = replace(a, failures=())
+    if e.card == before:
         return repeat_all(a)
     out.append(Measure())
     return drop(a, a.tasks, "the run changed", out)

@@ -28,7 +28,7 @@ from federated.device.agent_state import (
     remove,
 )
 from federated.safe_text import make_safe
-from federated.task import Task, heartbeat_interval
+from federated.task import Task, heartbeat_interval, heartbeat_pause
 from federated.wire.messages import Failure, Heartbeat, Status
 
 __all__ = ["REMEMBERED", "drop", "fail", "make_status", "proceed", "send_heartbeat"]
@@ -87,11 +87,13 @@ def announce(a: AgentState, out: list[AgentAction]) -> AgentState:
 
 def send_heartbeat(a: AgentState, e: Ticked, out: list[AgentAction]) -> AgentState:
     """Send a heartbeat when the agent's activity changes, and at intervals that depend on the lease
-    of its task.
+    of its task, and on the size of the fleet.
     """
-    one, doing = find_active(a), describe_activity(a)
-    pace = heartbeat_interval(one.task.lease if one is not None else 0.0)
-    if not a.online or a.over or (a.now - a.beaten[0] < pace and a.beaten[1] == doing):
+    one, doing, least = find_active(a), describe_activity(a), a.card.heartbeat
+    pace = heartbeat_interval(one.task.lease if one is not None else 0.0, least)
+    if doing != a.beaten[1]:
+        pace = heartbeat_pause(least)
+    if not a.online or a.over or a.now - a.beaten[0] < pace:
         return a
     round, work, (step, steps) = 0, "", (e.chunks, 0)
     if one is not None and one.stage == "training":

@@ -89,6 +89,8 @@ class Sender:
             self._since, self._wait = now, STALL
         self._have, self._open, self._asked = bits, open, False
         self._in_flight = int((self._sent & ~bits).sum())
+        if not open and not self._in_flight:  # it is in the receiver's queue and has lost nothing
+            self._since, self._wait = now, MAX_STALL
 
     @property
     def in_flight(self) -> int:
@@ -109,7 +111,8 @@ class Sender:
 
     def check_stall(self, now: float) -> bool:
         """Return whether to repeat the offer, which asks for the bitmap: after 5 s without
-        progress, then after 10 s, 20 s, ... 60 s.
+        progress, then after 10 s, 20 s, ... 60 s. In the queue of a receiver that answered, where
+        thousands may wait, after 60 s.
 
         This includes a receiver that has every chunk, because its receipt may have been lost.
         """

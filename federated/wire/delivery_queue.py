@@ -17,6 +17,8 @@ FLOODED, LARGE = 1000, 64 << 10
 
 class DeliveryQueue:
     """Deliveries in order. `put` waits for room, which slows the sender down and bounds the memory.
+    Once full, the queue takes deliveries again when half of it is free, so that the two threads do
+    not take turns at each delivery.
 
     deliveries: largest number of deliveries.
     size: largest number of bytes of their payloads.
@@ -42,7 +44,8 @@ class DeliveryQueue:
         self._waiting = Counter[str]()  # number of deliveries in the queue, by sender
         self._sizes = Counter[str]()  # bytes of them, by sender
         self._rejected = Counter[str]()  # since its queue was empty, by sender
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._filled, self._emptied = threading.Condition(lock), threading.Condition(lock)
         self._deliveries, self._size = deliveries, size
         self._held = 0
         self._closed = False
@@ -56,12 +59,12 @@ class DeliveryQueue:
         room. force: add it even without room.
         """
         sender = self._find_sender(delivery.topic)
-        with self._changed:
+        with self._emptied:
             size = len(delivery.payload)
             if sender and not force and self._is_over_share(sender, size):
                 self._rejected[sender] += 1 + size // LARGE
                 return False
-            room = force or self._changed.wait_for(
+            room = force or self._emptied.wait_for(
                 lambda: self._closed or self._has_room(size), timeout
             )
             if not room or self._closed:
@@ -74,9 +77,9 @@ class DeliveryQueue:
 
     def get(self, timeout: float) -> Delivery | None:
         """Remove and return the oldest delivery, waiting up to `timeout` seconds for one."""
-        with self._changed:
+        with self._filled:
             if (
-                not self._changed.wait_for(lambda: self._queue or self._closed, max(0.0, timeout))
+                not self._filled.wait_for(lambda: self._queue or self._closed, max(0.0, timeout))
                 or not self._queue
             ):
                 return None
@@ -87,12 +90,13 @@ class DeliveryQueue:
                 if not self._waiting[sender]:
                     del self._waiting[sender], self._sizes[sender], self._rejected[sender]
             self._held -= len(delivery.payload)
-            self._changed.notify_all()
+            if 2 * len(self._queue) <= self._deliveries and 2 * self._held <= self._size:
+                self._emptied.notify_all()
             return delivery
 
     def take_flooders(self) -> frozenset[str]:
         """Return the senders with FLOODED rejected deliveries, whose count then starts again."""
-        with self._changed:
+        with self._filled:
             found = frozenset(name for name, count in self._rejected.items() if count >= FLOODED)
             for name in found:
                 del self._rejected[name]
@@ -115,13 +119,14 @@ class DeliveryQueue:
     def _append(self, delivery: Delivery) -> None:
         self._queue.append(delivery)
         self._held += len(delivery.payload)
-        self._changed.notify_all()
+        self._filled.notify()
 
     def close(self) -> None:
         """Reject further deliveries. Those in the queue can still be read."""
-        with self._changed:
+        with self._filled:
             self._closed = True
-            self._changed.notify_all()
+            self._filled.notify_all()
+            self._emptied.notify_all()
 
     def _has_room(self, size: int) -> bool:
         """A single delivery may be larger than the whole queue, since it has already arrived."""

@@ -17,6 +17,7 @@ from msgspec import Meta
 from federated.task import Card, Profile, Task, Work
 from federated.wire.field_types import (
     AgentName,
+    Amount,
     Crc,
     Digest,
     Name,
@@ -170,6 +171,7 @@ class Run:
     settings: those settings of the method that differ from their defaults.
     menu: all submodels, for a method that surveys the devices at join; otherwise empty.
     codec: name of the codec for trained updates, which the profile must list.
+    heartbeat: least seconds between two heartbeats of an agent; 0: the fleet is small.
     """
 
     run: Name
@@ -183,6 +185,7 @@ class Run:
     settings: Mapping[str, Any] = field(default_factory=dict)
     menu: tuple[Submodel, ...] = ()
     codec: Word = "raw"
+    heartbeat: Amount = 0.0
 
     @property
     def survey_limit(self) -> int:

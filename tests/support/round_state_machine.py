@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -30,7 +31,7 @@ class Machine:
     immediately with its event, as a driver does.
     """
 
-    def __init__(self, rules: Rules = Rules(), agents: str = "") -> None:  # noqa: B008  # frozen
+    def __init__(self, rules: Rules = Rules(), agents: Sequence[str] = "") -> None:  # noqa: B008  # frozen
         self.round, self.now, self.actions, self.order = Round(rules), 0.0, list[do.Action](), ""
         for name in agents:
             self.see(on.AgentConnected(0.0, name, "s"))
@@ -48,7 +49,7 @@ class Machine:
         self.actions += out
         return found
 
-    def begin(self, agents: str, seconds: float = 0.0, **settings: object) -> Machine:
+    def begin(self, agents: Sequence[str], seconds: float = 0.0, **settings: object) -> Machine:
         """Begin a training phase. Return this machine."""
         planned = tuple(Planned(task(name), seconds) for name in agents)
         began = on.PhaseBegan(self.now, "train", 1, planned, 600.0, len(planned))
@@ -66,7 +67,8 @@ class Machine:
         return self.see(on.AgentBeat(self.now, agent, "s", state, math.nan, step))
 
     def wait(self, seconds: float, waiting: frozenset[Key] = frozenset()) -> list[do.Action]:
-        return self.see(on.Ticked(self.now + seconds, waiting))
+        known = self.round.waiting
+        return self.see(on.Ticked(self.now + seconds, waiting - known, known - waiting))
 
     def stay(self, agent: str, seconds: float) -> list[do.Action]:
         """Let time pass while an agent sends equal heartbeats. Return the actions."""

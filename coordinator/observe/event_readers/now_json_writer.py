@@ -1,5 +1,5 @@
-"""Write the present state of the coordinator to the run's `now.json` about once a second (see
-`coordinator.observe.now_json`).
+"""Write the present state of the coordinator to the run's `now.json` about once a second, in a
+large fleet less often (see `coordinator.observe.now_json`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from coordinator.fleet.message_loop import MessageLoop
+from coordinator.fleet.run_clock import TimeShare
 from coordinator.observe import events
 from coordinator.observe.event_readers.reader import ReaderContext
 from coordinator.observe.event_readers.task_courses import TaskCourses, classify_task
@@ -26,7 +27,7 @@ from federated.wire.messages import Condition
 
 __all__ = ["measure_load", "write_now"]
 
-EVERY = 1.0  # seconds between two writes
+EVERY = 1.0  # seconds between two writes, at least
 MAX_MEMBERS = 1000  # agents that are listed one by one
 
 
@@ -57,7 +58,7 @@ class NowWriter:
         self.broker_lost = ""
         self.epsilon: float | None = None
         self._started, self._began, self._courses = _utc(), "", TaskCourses()
-        self._written = -math.inf  # by the context's clock
+        self._share = TimeShare(EVERY, context.clock)
 
     def read(self, event: events.Event) -> None:
         match event:
@@ -93,12 +94,12 @@ class NowWriter:
 
     def _write(self, *, now: bool) -> None:
         """Write the file if it is due."""
-        at, fleet, folder = self._context.clock(), self._context.fleet, self._context.folder
-        if fleet is None or not (now or at - self._written >= EVERY):
+        fleet, folder = self._context.fleet, self._context.folder
+        if fleet is None or not (now or not self._share.pause):
             return
-        self._written = at
         part = folder / f"{FILE}.part"
-        with contextlib.suppress(OSError):  # code that must write reports a full disk
+        # code that must write reports a full disk
+        with self._share.spend(), contextlib.suppress(OSError):
             part.write_bytes(msgspec.json.encode(self.describe(fleet)))
             part.replace(folder / FILE)
 

@@ -42,7 +42,7 @@ from federated.wire.links.mqtt_client_setup import (
 )
 from federated.wire.mqtt_address import MqttAddress, parse_mqtt_address
 
-__all__ = ["MqttLink"]
+__all__ = ["QUEUED_BYTES", "MqttLink"]
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ SHUT = 3
 # than half the keep-alive
 HOLD = 20.0
 DROPS_LOGGED = 10.0  # seconds between warnings about dropped deliveries
+QUEUED_BYTES = 16 << 20  # of messages that the broker has not acknowledged, at most
 PATIENCE = 120.0  # seconds that `publish` waits for room in a full queue
 ANSWER = 2.0  # seconds that a repeated subscription waits for the broker's answer
 TOGETHER = 8  # subscriptions of one message: AWS IoT accepts no more
@@ -95,6 +96,7 @@ class MqttLink:
         self._asked: dict[int, Sequence[str]] = {}
         # published messages that may not be acknowledged yet: topic, bytes
         self._in_flight = deque[tuple[mqtt.MQTTMessageInfo, str, int]]()
+        self._in_flight_bytes = 0
         # never acquired in the network thread: paho holds its own locks when it calls a handler
         self._lock = threading.Lock()
         self._restarting = threading.Lock()
@@ -143,12 +145,10 @@ class MqttLink:
             self._wait_for_turn()
             while True:
                 self._acknowledged.clear()
-                info = self._client.publish(topic, data, qos=qos, retain=retain)
-                if info.rc != mqtt.MQTT_ERR_QUEUE_SIZE:
-                    if info.rc == mqtt.MQTT_ERR_NO_CONN and qos > 0:
-                        # the message is queued, but `is_published` raises with this code
-                        info.rc = mqtt.MQTT_ERR_SUCCESS
-                    break
+                if self._has_room(len(data)):
+                    info = self._client.publish(topic, data, qos=qos, retain=retain)
+                    if info.rc != mqtt.MQTT_ERR_QUEUE_SIZE:
+                        break
                 if time.monotonic() > until:
                     raise LinkError(
                         f"{self.address}: the broker acknowledged nothing for "
@@ -162,9 +162,11 @@ class MqttLink:
             self._blocked = False
             self.sent_bytes += len(topic) + len(data)
             if qos > 0:
-                while self._in_flight and self._in_flight[0][0].is_published():
-                    self._in_flight.popleft()  # brokers acknowledge in order
+                if info.rc == mqtt.MQTT_ERR_NO_CONN:
+                    # the message is queued, but `is_published` raises with this code
+                    info.rc = mqtt.MQTT_ERR_SUCCESS
                 self._in_flight.append((info, topic, len(data)))
+                self._in_flight_bytes += len(data)
 
     def subscribe(self, *patterns: str) -> None:
         self._check()
@@ -252,6 +254,12 @@ class MqttLink:
     def _limit(self, payload: int) -> None:
         self.max_payload = min(payload, self.max_payload)
         self.max_chunk = chunk_within(self.max_payload)
+
+    def _has_room(self, size: int) -> bool:
+        """Return True if another message may wait for its acknowledgement."""
+        while self._in_flight and self._in_flight[0][0].is_published():
+            self._in_flight_bytes -= self._in_flight.popleft()[2]  # brokers acknowledge in order
+        return not self._in_flight or self._in_flight_bytes + size <= QUEUED_BYTES
 
     def _wait_for_turn(self) -> None:
         """Wait until the next message is due at the broker's limit of messages per second."""

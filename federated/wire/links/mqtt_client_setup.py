@@ -51,7 +51,9 @@ KEEPALIVE = 60  # seconds
 # that it lost (`coordinator.round.task_state.RETURN_TIME`), also after the coordinator was killed
 # with its broker.
 LONGEST_DELAY = 10.0
-INFLIGHT, QUEUED = 8, 64  # largest numbers of unacknowledged messages, and of unsent ones
+# largest numbers of unacknowledged messages with an unknown broker, and with one that announced how
+# many it accepts; and of those that wait to be sent, a task for each agent of a large fleet
+INFLIGHT, MOST_INFLIGHT, QUEUED = 8, 32, 10_000
 UNKNOWN_USER = ("Bad user name or password", "Not authorized")
 REJECTIONS = 2  # connections that end at a message of a size before that size counts as rejected
 RETRY = 0.5  # seconds between attempts to measure while the broker closes connections
@@ -206,7 +208,7 @@ def _make_error(address: MqttAddress, reason: ReasonCode | None) -> LinkError | 
     return LinkError(f"{where}: it rejected this client: {name.lower()}{hint}")
 
 
-def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> mqtt.Client:
+def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> PahoClient:
     """Make a client with all options, which paho requires before it connects."""
     address, handlers = setup.address, setup.handlers
     options: dict[str, Any] = {} if protocol == mqtt.MQTTv5 else {"clean_session": False}
@@ -239,6 +241,9 @@ def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> mqt
         properties: Properties | None,
     ) -> None:
         if not reason.is_failure:
+            if protocol == mqtt.MQTTv5:
+                accepted = getattr(properties, "ReceiveMaximum", MOST_INFLIGHT)
+                client.limit_in_flight(min(accepted, MOST_INFLIGHT))
             handlers.on_connect(c, flags.session_present)
         answer.set(reason, properties)
 

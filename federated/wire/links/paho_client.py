@@ -16,6 +16,7 @@ from federated.wire.mqtt_address import MqttAddress
 
 __all__ = ["PahoClient"]
 
+AHEAD = 16 << 10  # bytes that are read at once, unless more are expected
 LARGE = 4 << 10  # bytes of a packet from which its copies cost more than finding its payload
 QOS, QOS_2 = 0x06, 0x04  # flags of a packet with a message
 QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux has it
@@ -26,7 +27,8 @@ class PahoClient(mqtt.Client):
 
     The library supports proxies with another library only, and uses them also for hosts that
     `no_proxy` names with their port. It copies a message five times to take it apart, and the rest
-    of a packet each time that it sends a part.
+    of a packet each time that it sends a part. It reads the first bytes of a packet one by one, and
+    waits for the other threads after each.
 
     address: of the broker.
     """
@@ -36,6 +38,7 @@ class PahoClient(mqtt.Client):
         self._address = address
         self._deadline = ConnectionDeadline(0.0)  # of the present attempt
         self._made: socket.socket | None = None  # its socket
+        self._unread = b""  # bytes that were read ahead
         self._payload: bytes | None = None  # of the message that is being handled, if it is large
 
     # ---- connecting ------------------------------------------------------------------------------
@@ -53,6 +56,7 @@ class PahoClient(mqtt.Client):
         """Connect. An answer for WebSockets that the library cannot parse is a lost connection:
         other errors would end the network thread.
         """
+        self._unread = b""
         try:
             with ConnectionDeadline(self.connect_timeout) as self._deadline:
                 return super()._create_socket()
@@ -64,6 +68,10 @@ class PahoClient(mqtt.Client):
                 raise ConnectionError(f"invalid answer: {error}") from error
             raise
 
+    def limit_in_flight(self, most: int) -> None:
+        """Limit the unacknowledged messages; the library does so only before it connects."""
+        self._max_inflight_messages = most
+
     # ---- messages --------------------------------------------------------------------------------
 
     def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
@@ -72,10 +80,23 @@ class PahoClient(mqtt.Client):
         system waits 40 ms for data to send along.
         """
         result = super().loop_read(max_packets)
+        while self._unread and not result:  # of which `select` knows nothing
+            result = super().loop_read(max_packets)
         if QUICKACK is not None and self._made is not None:
             with contextlib.suppress(OSError):  # it is closed
                 self._made.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
         return result
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        """Read from the socket, ahead of what is expected unless it is a WebSocket, which keeps
+        its own buffer.
+        """
+        if not self._unread:
+            if bufsize >= AHEAD or self._transport != "tcp":
+                return super()._sock_recv(bufsize)
+            self._unread = super()._sock_recv(AHEAD)
+        data, self._unread = self._unread[:bufsize], self._unread[bufsize:]
+        return data
 
     def _packet_queue(self, command: int, packet: Any, *others: Any, **named: Any) -> MQTTErrorCode:
         """Queue a packet as a view: the library slices off what it sent, which copies a packet, but

@@ -14,6 +14,7 @@ from coordinator.round import round_events as on
 from coordinator.round.agent_handlers import SILENCE
 from coordinator.round.leases import FIRST_LEASE, MEDIAN_CAP, MIN_LEASE, SLACK, compute_lease
 from coordinator.round.round_state import (
+    HEARTBEATS,
     Pace,
     Round,
     Rules,
@@ -22,7 +23,7 @@ from coordinator.round.round_state import (
     list_phase_tasks,
 )
 from coordinator.round.round_step import step
-from coordinator.round.task_state import RETURN_TIME, Planned, Spare
+from coordinator.round.task_state import MISSED_BEATS, RETURN_TIME, Planned, Spare
 from federated.task import heartbeat_interval
 from federated.wire.links.mqtt_client_setup import LONGEST_DELAY
 from federated.wire.messages import Condition
@@ -112,6 +113,21 @@ def test_simulated_devices_may_be_silent_while_the_machine_is_busy() -> None:
     assert all(machine.round.agents[name].online for name in "ab")
     machine.arrive("ab")
     assert (machine.order, machine.closing) == ("ab", "quorum")
+
+
+def test_heartbeats_of_a_large_fleet_are_rare_and_silence_and_leases_allow_for_it() -> None:
+    names = [f"a{number:04}" for number in range(20 * HEARTBEATS)]
+    assert Machine(agents=names[: 10 * HEARTBEATS]).round.heartbeat == 0.0
+    machine = Machine(agents=names).begin(names, 3.0)
+    least = machine.round.heartbeat
+    assert len(names) / least <= HEARTBEATS
+    assert machine.of("a0000").task.lease >= least
+    machine.beat("a0000", step=1)
+    assert machine.of("a0000").due == MISSED_BEATS * least
+    machine.wait(3 * least)
+    assert machine.round.agents["a0000"].online
+    machine.wait(1.0)
+    assert not machine.round.agents["a0000"].online
 
 
 def test_at_its_deadline_a_phase_closes_and_aborts_open_tasks() -> None:

@@ -6,11 +6,12 @@ import dataclasses
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.round import round_actions as do
 from coordinator.round import round_events as on
 from coordinator.round.leases import FIRST_LEASE, MIN_LEASE, SLACK
-from coordinator.round.round_state import Wasted
+from coordinator.round.round_state import HEARTBEATS, Wasted
 from coordinator.round.task_state import MAX_LEASES, Planned
 from tests.support.round_state_machine import OTHER, SUBMODEL, Machine, task
 
@@ -163,14 +164,28 @@ def test_a_claim_does_not_shorten_the_lease_of_another_measured_agent() -> None:
     assert machine.of("b").task.lease == SLACK * 300.0
 
 
-def test_an_idle_or_reconnected_agent_is_reminded_at_a_limited_rate() -> None:
+def test_an_idle_agent_is_reminded_less_and_less_often() -> None:
     machine = Machine(agents="a").begin("a")
-    out = [
-        a
-        for i in range(100)
-        for a in machine.see(on.AgentBeat(i * 0.1, "a", "s", "idle", math.nan, 0))
+    reminded = [
+        i
+        for i in range(60)
+        for a in machine.see(on.AgentBeat(float(i), "a", "s", "idle", math.nan, 0))
+        if isinstance(a, do.Ask)
     ]
-    assert sum(isinstance(a, do.Ask) for a in out) == 3
+    assert reminded == [4, 9, 19, 39]
+
+
+def test_an_agent_of_a_large_fleet_is_not_reminded_while_its_last_heartbeat_may_wait() -> None:
+    names = [f"a{number}" for number in range(20 * HEARTBEATS)]
+    machine = Machine(agents=names).begin(names)
+    beat = on.AgentBeat(20.0, "a0", "s", "idle", math.nan, 0)
+    assert not any(isinstance(action, do.Ask) for action in machine.see(beat))
+    later = replace(beat, now=24.0)
+    assert any(isinstance(action, do.Ask) for action in machine.see(later))
+
+
+def test_a_reconnected_agent_is_reminded_at_a_limited_rate() -> None:
+    machine = Machine(agents="a").begin("a")
     out = [
         a for i in range(100) for a in machine.see(on.AgentConnected(10.0 + i * 0.1, "a", f"s{i}"))
     ]

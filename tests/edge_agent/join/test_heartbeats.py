@@ -41,7 +41,7 @@ def test_an_agent_with_a_stopped_training_process_does_not_count_as_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        "federated.device.next_agent_actions.heartbeat_interval", lambda lease: BEAT
+        "federated.device.next_agent_actions.heartbeat_interval", lambda lease, least: BEAT
     )
     monkeypatch.setattr("coordinator.round.agent_handlers.SILENCE", SILENCE)
     worker = Worker(Job("a0", "digits", None, "0/2", "iid", 0, "cpu", "", Limits()))
@@ -93,7 +93,9 @@ def test_an_agent_with_a_stopped_training_process_does_not_count_as_silent(
 def test_heartbeats_report_the_number_of_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("federated.device.next_agent_actions.heartbeat_interval", lambda lease: 0.2)
+    monkeypatch.setattr(
+        "federated.device.next_agent_actions.heartbeat_interval", lambda lease, least: 0.2
+    )
     worker = Worker(Job("a0", "digits", None, "0/2", "iid", 0, "cpu", "", Limits(cpus=0.5)))
     worker.load()
     steps: list[int] = []

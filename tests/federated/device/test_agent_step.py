@@ -343,6 +343,20 @@ def test_heartbeats_follow_the_lease_and_report_progress(lease: float, pace: flo
     assert len(list_messages(made.wait(0.01), Heartbeat)) == 1
 
 
+def test_heartbeats_of_a_large_fleet_are_rare_and_its_growth_changes_nothing_else() -> None:
+    made = Machine()
+    made.ask(dataclasses.replace(task(), lease=50.0, deadline=math.inf))
+    assert len(list_messages(made.wait(0.0), Heartbeat)) == 1
+    before = made.agent
+    assert made.see(on.CardCame(0.0, dataclasses.replace(CARD, heartbeat=50.0))) == []
+    assert made.agent == replace(before, card=made.agent.card)
+    assert list_messages(made.wait(49.9), Heartbeat) == []
+    assert len(list_messages(made.wait(0.1), Heartbeat)) == 1
+    made.end(task())
+    assert list_messages(made.wait(9.9), Heartbeat) == [], "a new activity waits, too"
+    assert len(list_messages(made.wait(0.1), Heartbeat)) == 1
+
+
 @pytest.mark.parametrize("working", [False, True])
 def test_heartbeats_report_the_condition_of_the_device(*, working: bool) -> None:
     made, hot = Machine(), Condition(71.5, True, "battery")

@@ -113,6 +113,16 @@ def test_chunks_lost_without_a_slot_are_sent_again_with_the_next_slot() -> None:
     assert len(list(sender.next_chunks())) == 6
 
 
+def test_an_offer_that_waits_for_a_slot_is_repeated_once_a_minute() -> None:
+    """The receiver knows it, and thousands that repeat theirs would keep it busy."""
+    data = data_of(KIB)
+    sender = Sender(split(data, KIB, "t"), data, 0.0)
+    assert sender.check_stall(5.0), "no answer came"
+    sender.take_grant(b"", False, 6.0)
+    assert not sender.check_stall(65.0)
+    assert sender.check_stall(66.0)
+
+
 def test_a_bitmap_of_another_size_is_refused() -> None:
     data = data_of(9 * KIB)
     sender = Sender(split(data, KIB, "t"), data)

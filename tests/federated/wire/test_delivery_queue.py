@@ -41,6 +41,22 @@ def test_a_waiting_put_continues_when_there_is_room() -> None:
     timer.join()
 
 
+def test_a_put_that_waits_continues_once_half_of_a_full_queue_is_free() -> None:
+    """Otherwise two threads take turns at each delivery of a flood."""
+    queue = DeliveryQueue(deliveries=4)
+    for name in "abcd":
+        queue.put(Delivery(name, b""))
+    done = threading.Event()
+    waiting = threading.Thread(target=lambda: queue.put(Delivery("e", b""), 60.0) and done.set())
+    waiting.start()
+    queue.get(0)
+    assert not done.wait(0.1)
+    queue.get(0)
+    assert done.wait(60.0)
+    waiting.join()
+    assert [queue.get(0).topic for _ in range(3)] == ["c", "d", "e"]  # type: ignore[union-attr]
+
+
 def test_closing_wakes_waiting_threads_and_keeps_deliveries() -> None:
     queue = DeliveryQueue()
     timer = threading.Timer(0.05, queue.close)

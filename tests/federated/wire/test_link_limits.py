@@ -12,8 +12,7 @@ import pytest
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_broker import Broker
 from federated.errors import LinkError
-from federated.wire.links.mqtt import MqttLink
-from federated.wire.links.mqtt_client_setup import QUEUED
+from federated.wire.links.mqtt import QUEUED_BYTES, MqttLink
 from tests.support.links import open_links, wait_for_delivery
 
 pytestmark = pytest.mark.broker
@@ -79,7 +78,7 @@ def test_publishing_to_a_stuck_broker_fails_after_a_timeout(
     group = mosquitto._process.pid
     os.killpg(group, signal.SIGSTOP)
     try:
-        for _ in range(QUEUED):
+        for _ in range(QUEUED_BYTES // 50_000):
             link.publish("x", bytes(50_000))
         start = time.monotonic()
         with pytest.raises(LinkError, match="acknowledged nothing"):
