@@ -47,6 +47,19 @@ test("a download that is cut goes on where it stopped", async (t) => {
   assert.equal(warnings.length, 1);
 });
 
+test("a server that never answers is asked again", async (t) => {
+  let asked = 0;
+  const url = await serve(t, (_, response) => { asked += 1; if (asked === 2) response.end(DATA); });
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const wait = async (condition) => { while (!condition()) await new Promise((done) => setImmediate(done)); };
+  const download = new HttpDownload(WANTED, () => {});
+  download.begin(url);
+  await wait(() => asked === 1);
+  t.mock.timers.tick(30_000);
+  await wait(() => { t.mock.timers.tick(100); return download.whole; });
+  assert.equal(asked, 2);
+});
+
 test("other bytes than the promised ones are refused", async (t) => {
   const url = await serve(t, (_, response) => response.end(new Uint8Array(DATA.length)));
   const download = new HttpDownload(WANTED, () => {});

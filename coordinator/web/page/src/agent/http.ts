@@ -63,9 +63,10 @@ class Transfer {
   }
 }
 
-/** Send a request, and check its answer. */
+/** Send a request, and check its answer. A request with a body takes as long as the body needs. */
 async function request(url: string, signal: AbortSignal, options: RequestInit): Promise<Response> {
-  const response = await fetch(url, { ...options, signal, cache: "no-store", credentials: "omit", redirect: "error", referrerPolicy: "no-referrer" });
+  const answer = fetch(url, { ...options, signal, cache: "no-store", credentials: "omit", redirect: "error", referrerPolicy: "no-referrer" });
+  const response = await (options.body ? answer : within(answer));
   if (response.ok) return response;
   const reason = `${response.status} ${(await response.text()).slice(0, 200)}`.trim();
   throw PASSING.includes(response.status) ? new Error(reason) : new Refused(reason);

@@ -1,7 +1,5 @@
 // Topics of the protocol. No other file builds one.
 
-export const ANY_RUN = "fl/v1/+/run";
-
 /** The topics of one agent in one run. */
 export class Topics {
   readonly card: string;
