@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import shutil
@@ -17,8 +18,8 @@ import msgspec
 
 from benchmarks.analyses.fine_tuning import fine_tune_devices
 from benchmarks.analyses.named_analyses import measure
-from benchmarks.reproduction.experiment import CENTRAL, Cell
-from benchmarks.reproduction.flower import find_obstacle, run_flower
+from benchmarks.reproduction.experiment import CENTRAL, WITHIN, Cell
+from benchmarks.reproduction.flower import BY_FLOWER, find_obstacle, run_flower
 from benchmarks.reproduction.run_costs import Progress, read_costs, read_progress
 from coordinator.assign.majority_network import build_network
 from coordinator.run.config_sources import ConfigSources
@@ -66,6 +67,16 @@ class Finished(msgspec.Struct, frozen=True):
         its = (cell.row.name, cell.column.name, cell.seed, cell.settings, cell.groups)
         return mine == its
 
+    def equals(self, cell: Cell) -> bool:
+        """Whether it is the simulation of a cell of another table, with all of its scores."""
+        mine = (self.seed, self.settings, tuple(self.groups), self.row.endswith(BY_FLOWER))
+        its = (cell.seed, cell.settings, cell.groups, cell.row.flower)
+        return mine == its and all(map(self.has, cell.experiment.scores.values()))
+
+    def has(self, score: str) -> bool:
+        """Whether it has a score of a table."""
+        return bool(self.progress) if WITHIN in score else score in self.scores
+
 
 @dataclass(frozen=True)
 class Place:
@@ -105,13 +116,21 @@ def read_log(log: Path) -> list[Finished]:
 
 
 def run_cells(cells: Sequence[Cell], place: Place, say: Say) -> Iterator[Finished]:
-    """Yield the cells that are finished: those in the log, and then each other one after its
-    simulation. A cell that fails is reported, and a later call runs it again.
+    """Yield the cells that are finished: those in the log, then those that another table's log in
+    the same folder has by other names, and then each other one after its simulation. A cell that
+    fails is reported, and a later call runs it again.
     """
     logged = read_log(place.log)
     for cell in cells:
         yield from (one for one in logged if one.belongs_to(cell))
     left = [cell for cell in cells if not any(one.belongs_to(cell) for one in logged)]
+    for cell in [*left]:
+        if same := find_equal(cell, place.log):
+            say(f"{cell.title}: the same simulation as that of '{same.row}' in another table")
+            found = msgspec.structs.replace(same, row=cell.row.name, column=cell.column.name)
+            append(found, place.log)
+            left.remove(cell)
+            yield found
     for number, cell in enumerate(left, 1):
         say(f"{cell.title}: simulation {number} of {len(left)}")
         try:
@@ -119,9 +138,24 @@ def run_cells(cells: Sequence[Cell], place: Place, say: Say) -> Iterator[Finishe
         except EspalierError as error:
             say(f"{cell.title}: failed: {error}")
             continue
-        with place.log.open("ab") as file:
-            file.write(msgspec.json.encode(found) + b"\n")
+        append(found, place.log)
         yield found
+
+
+def append(found: Finished, log: Path) -> None:
+    with log.open("ab") as file:
+        file.write(msgspec.json.encode(found) + b"\n")
+
+
+def find_equal(cell: Cell, log: Path) -> Finished | None:
+    """Return the finished simulation of a cell from another log of its folder, None without one."""
+    for path in sorted({*log.parent.glob("*.jsonl")} - {log}):
+        with contextlib.suppress(msgspec.DecodeError):  # not a log, or a table that is running
+            for line in path.read_bytes().splitlines():
+                found = msgspec.json.decode(line, type=Finished)
+                if found.equals(cell):
+                    return found
+    return None
 
 
 def run_cell(cell: Cell, place: Place, say: Say) -> Finished:

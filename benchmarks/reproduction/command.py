@@ -24,7 +24,7 @@ from benchmarks.reproduction.experiment import (
     find_experiment,
     list_experiments,
 )
-from benchmarks.reproduction.flower import find_obstacle
+from benchmarks.reproduction.flower import BY_FLOWER, find_obstacle
 from benchmarks.reproduction.result_table import (
     Entry,
     collect_entries,
@@ -90,7 +90,7 @@ def list_flower_rows(experiment: Experiment, scale: Scale) -> tuple[Row, ...]:
     if not able:
         raise UsageError(f"--beside flower: {experiment.name} has no row that Flower can run")
     return tuple(
-        msgspec.structs.replace(row, name=f"{name}, Flower", paper=(), flower=True)
+        msgspec.structs.replace(row, name=f"{name}{BY_FLOWER}", paper=(), flower=True)
         for name, row in able.items()
     )
 

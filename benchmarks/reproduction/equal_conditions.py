@@ -6,12 +6,10 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.reproduction.cells import Finished
-from benchmarks.reproduction.experiment import CENTRAL, Experiment, Part
+from benchmarks.reproduction.experiment import CENTRAL, WITHIN, Experiment, Part
 from coordinator.settings.config import flatten
 
-__all__ = ["WITHIN", "choose_settings", "score_within"]
-
-WITHIN = " within "  # between a score and the cost that is equal for all rows
+__all__ = ["choose_settings", "score_within"]
 
 
 def choose_settings(experiment: Experiment, found: Sequence[Finished]) -> list[Finished]:

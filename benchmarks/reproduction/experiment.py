@@ -38,8 +38,17 @@ from coordinator.settings.config import flatten, read_toml
 from federated.errors import ConfigError, Unknown
 from federated.settings_validation import Record, Seed, validate
 
-__all__ = ["CENTRAL", "FOLDER", "Cell", "Experiment", "find_experiment", "list_experiments"]
+__all__ = [
+    "CENTRAL",
+    "FOLDER",
+    "WITHIN",
+    "Cell",
+    "Experiment",
+    "find_experiment",
+    "list_experiments",
+]
 
+WITHIN = " within "  # between a score and the cost that is equal for all rows
 FOLDER = Path(__file__).parents[1] / "experiments"
 
 Share = Annotated[float, Meta(gt=0)]

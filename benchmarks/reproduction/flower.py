@@ -17,9 +17,10 @@ from benchmarks.peers.environments import set_up
 from coordinator.settings.config import Config
 from federated.errors import EspalierError
 
-__all__ = ["FLOWER", "find_obstacle", "run_flower"]
+__all__ = ["BY_FLOWER", "FLOWER", "find_obstacle", "run_flower"]
 
 FLOWER = "flwr"  # the peer
+BY_FLOWER = ", Flower"  # end of the name of a row that Flower runs
 ROOT = Path(__file__).parents[2]
 METHODS = ("fedavg", "fedprox")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.reproduction.cells import Finished
-from benchmarks.reproduction.equal_conditions import WITHIN, choose_settings, score_within
-from benchmarks.reproduction.experiment import CENTRAL, Column, Experiment, Row
+from benchmarks.reproduction.equal_conditions import choose_settings, score_within
+from benchmarks.reproduction.experiment import CENTRAL, WITHIN, Column, Experiment, Row
 from benchmarks.reproduction.run_costs import COSTS
 from federated.safe_terminal_table import make_table, render_table
 

@@ -9,19 +9,22 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from benchmarks.reproduction import experiment as experiments
 from benchmarks.reproduction.cells import (
     Finished,
+    Place,
     assign_groups,
     average_group,
     pin_groups,
     read_log,
     read_scores,
+    run_cells,
 )
 from benchmarks.reproduction.command import command
-from benchmarks.reproduction.equal_conditions import WITHIN
-from benchmarks.reproduction.experiment import find_experiment, list_experiments
+from benchmarks.reproduction.experiment import WITHIN, find_experiment, list_experiments
+from benchmarks.reproduction.flower import BY_FLOWER
 from benchmarks.reproduction.result_table import (
     collect_entries,
     format_csv,
@@ -346,6 +349,28 @@ def test_a_torn_line_of_the_log_is_removed_and_another_file_is_refused(tmp_path:
     log.write_text('{"name": "other"}\n')
     with pytest.raises(ConfigError, match="this command wrote"):
         read_log(log)
+
+
+def test_the_same_simulation_of_another_table_is_not_repeated(tmp_path: Path) -> None:
+    """NeFL's Figure 6 shows simulations of its Table III. One of another seed, one without a score
+    that the table shows, and one of Flower are others.
+    """
+    made = find_experiment("nefl-figure6")
+    [cell] = [c for c in made.list_cells(made.find_scale("small")) if c.row.name == "HeteroFL"]
+    scores = {"worst": 0.5, "mean": 0.75}
+    other = finished("ResNet18 HeteroFL", "CIFAR-10", cell.seed, **scores)
+    other = replace(other, settings=cell.settings, groups=[*cell.groups])
+    assert other.equals(cell)
+    assert not replace(other, seed=7).equals(cell)
+    assert not replace(other, scores={"mean": 0.75}).equals(cell)
+    assert not replace(other, row=f"HeteroFL{BY_FLOWER}").equals(cell)
+    (tmp_path / "table3.jsonl").write_bytes(msgspec.json.encode(other) + b"\n")
+    (tmp_path / "other.jsonl").write_text('{"name": "not a log"}\n')
+    log, said = tmp_path / "figure6.jsonl", list[str]()
+    [found] = run_cells([cell], Place(log), said.append)
+    assert (found.row, found.column, found.scores) == ("HeteroFL", "ResNet18", scores)
+    assert read_log(log) == [found]
+    assert "the same simulation as that of 'ResNet18 HeteroFL'" in said[0]
 
 
 def test_every_experiment_states_valid_settings() -> None:
