@@ -143,7 +143,8 @@ def check_actor(ray: Any, actor: Any, address: str) -> None:
     except Exception as error:  # whatever prevents its start
         raise ConfigError(
             f"simulate.workers = '{address}': a worker cannot start: {last_line(error)}; install "
-            f"{NAME} {ours} on each machine of the cluster, with the version of Python of this one"
+            f"{NAME} {ours} and modules of your own on each machine of the cluster, with the "
+            "version of Python of this one"
         ) from error
     if theirs != ours:
         raise ConfigError(

@@ -28,7 +28,10 @@ from federated.task import Task
 from federated.training.training_inputs import Execution
 from federated.wire.codecs.catalogue import find_codec
 from federated.wire.messages import Run
+from models.extension_lookup import import_member
+from models.families.catalogue import parse
 from models.given_objects import OBJECTS, is_given, strip_module
+from models.user_networks.library_networks import find_builder
 
 __all__ = [
     "BROKEN",
@@ -184,9 +187,13 @@ def read_outcome(done: Future[float]) -> float | str:
 
 def load_extensions(config: Config, given: Mapping[str, Any]) -> None:
     """Load what a configuration names in the process of a worker. given: see
-    `list_given_objects`.
+    `list_given_objects`. Raises ValueError for a network of the user's own that cannot be imported.
     """
     OBJECTS.update(given)
+    model = config.model.name
+    own = ":" in model and not is_given(model) and not find_builder(model)
+    if own and parse(model) == (model, ""):  # not a family
+        import_member(model)
     find_method(config.method_name)
     for codec in config.wire.codecs:
         find_codec(codec)

@@ -55,10 +55,13 @@ def experiment(folder: Path) -> Path:
     return file
 
 
-def run(folder: Path, workers: object, say=print) -> dict[str, torch.Tensor]:
+def run(
+    folder: Path, workers: object, say=print, model: str = "mlp-small"
+) -> dict[str, torch.Tensor]:
     """Return the final weights."""
     folder.mkdir(exist_ok=True)
-    sources = ConfigSources(experiment(folder), settings=[f"simulate.workers={workers}"])
+    settings = [f"simulate.workers={workers}", f"model.name={model}"]
+    sources = ConfigSources(experiment(folder), settings=settings)
     simulate(sources, folder / "runs", folder / "out", say=say)
     return load_file(folder / "runs" / "small-seed0" / "round-000004.safetensors")
 
@@ -165,6 +168,21 @@ def test_a_cluster_with_another_version_is_refused(
     monkeypatch.setattr(ray_workers, "versions", lambda names: dict.fromkeys(names, "0.0.1"))
     with pytest.raises(ConfigError, match=r"this machine 0\.0\.1: install the same version"):
         run(tmp_path, address)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_network_that_the_cluster_lacks_is_named_before_the_first_round(
+    cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, _ = cluster
+    (tmp_path / "network_of_this_machine.py").write_text(
+        "from torch import nn\n\n\ndef flat():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"no module 'network_of_this_machine'.* modules of your"):
+        run(tmp_path, address, model="network_of_this_machine:flat")
 
 
 @pytest.mark.slow
