@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from coordinator.access.configured_authority import open_authority
 from coordinator.broker.mosquitto_config import limit_packets
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 BROKER = "ESPALIER_PHONES_BROKER"  # variable with the broker's address and password
 POLL = 1.0  # seconds between two looks for revoked phones
 SETTINGS = ("phones.certificate", "phones.key")
+LOCAL = ("127.0.0.1", "::1", "localhost")  # which browsers trust without HTTPS
 
 
 @contextmanager
@@ -57,6 +59,7 @@ def serve_phones(config: Config, broker: str, say: Say, transfers: str = "") -> 
     address = parse_listen_address(phones.listen, "phones.listen", ADDRESS)
     with closing(open_authority(config.broker)) as authority:
         certificate, key = find_certificate(phones, address, authority)
+        check_transfers(transfers, secure=bool(certificate) or phones.url.startswith("https://"))
         with explain_os_errors(ConfigError, f"phones.listen = '{phones.listen}'"):
             listening = listen(address.host, address.port)
         arguments = [
@@ -92,6 +95,18 @@ def check_settings(phones: Phones) -> None:
         raise ConfigError(
             "phones.tls and phones.certificate cannot be combined: choose a certificate of the "
             "fleet's authority, or one of your own"
+        )
+
+
+def check_transfers(origin: str, *, secure: bool) -> None:
+    """Raise ConfigError for transfers that browsers block. origin: of the transfers; empty: none.
+    secure: whether the page has HTTPS.
+    """
+    parts = urlsplit(origin)
+    if secure and parts.scheme == "http" and parts.hostname not in LOCAL:
+        raise ConfigError(
+            f"phones: a page with HTTPS cannot transfer at {origin}: name an address with https:// "
+            "(http.certificate, http.url, or http.endpoint of a store)"
         )
 
 
