@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.access.certificate_registry import REGISTRY, Registry
 from coordinator.access.enrolment_list import Device, parse_names, parse_runs, write_tokens
-from coordinator.access.run_rights import EVERY_RUN, Subject, list_excluded, list_limits, set_right
+from coordinator.access.run_rights import Subject, list_excluded, list_limits, set_right
 from coordinator.audit_log import Actor
 from coordinator.broker.local_addresses import find_own_address
 from coordinator.settings.service_tables import Broker
@@ -138,7 +138,7 @@ def change_group(
 def change_rights(
     wanted: Broker,
     subjects: Sequence[Subject],
-    run: str,
+    run: str | None,
     *,
     withdraw: bool = False,
     by: Actor | None = None,
@@ -147,9 +147,9 @@ def change_rights(
     limit. Raises as `open_authority`, Unknown for a device that was never enrolled or a group
     without a member, and UsageError to withdraw a run from what has no limit.
 
-    run: EVERY_RUN to remove the limit. by: who asks; None: the user of this process.
+    run: None to remove the limit. by: who asks; None: the user of this process.
     """
-    parse_runs([run] if run != EVERY_RUN else [])
+    parse_runs([] if run is None else [run])
     with closing(open_authority(wanted, create=False)) as authority:
         registry = authority.registry
         check_subjects(registry, subjects)
@@ -163,7 +163,7 @@ def change_rights(
                     )
                 set_right(registry, one, run, withdraw=withdraw)
             what = "withdraw" if withdraw else "grant"
-            named = "every run" if run == EVERY_RUN else f"run {run}"
+            named = "every run" if run is None else f"run {run}"
             registry.record(by, f"{what} {named}", [str(one) for one in subjects])
             limits = list_limits(registry)
     return {one: limits.get(one) for one in subjects}

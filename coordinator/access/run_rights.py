@@ -13,7 +13,6 @@ from typing import Literal
 from coordinator.access.certificate_registry import LIMIT, Registry
 
 __all__ = [
-    "EVERY_RUN",
     "Subject",
     "add_run",
     "limit_to_runs",
@@ -23,7 +22,6 @@ __all__ = [
     "set_right",
 ]
 
-EVERY_RUN = "*"  # no run can have this name
 EXCLUDED = """
 with given (name, run) as (
     select name, run from rights where kind = 'agent'
@@ -57,10 +55,12 @@ def limit_to_runs(registry: Registry, name: str, runs: Iterable[str]) -> None:
         registry.change("insert into rights values ('agent', ?, ?)", name, run)
 
 
-def set_right(registry: Registry, subject: Subject, run: str, *, withdraw: bool) -> None:
-    """Grant or withdraw a run, or remove the limit for EVERY_RUN; within `Registry.transaction`."""
+def set_right(registry: Registry, subject: Subject, run: str | None, *, withdraw: bool) -> None:
+    """Grant or withdraw a run, or remove the limit if it is None; within
+    `Registry.transaction`.
+    """
     place = subject.kind, subject.name
-    if run == EVERY_RUN:
+    if run is None:
         registry.change("delete from rights where kind = ? and name = ?", *place)
     elif withdraw:
         registry.change("delete from rights where kind = ? and name = ? and run = ?", *place, run)

@@ -38,7 +38,7 @@ def grant(
     form, off, every = more["form"], more["off"], more["every_run"]
     with print_errors("grant"):
         from coordinator.access.configured_authority import change_rights, read_limits
-        from coordinator.access.run_rights import EVERY_RUN, Subject
+        from coordinator.access.run_rights import Subject
         from coordinator.settings.service_tables import Broker
 
         subjects = [Subject("agent", name) for name in dict.fromkeys(names)]
@@ -50,8 +50,7 @@ def grant(
             return
         if (run is None) != every or (off and every):
             raise UsageError("expected either --run RUN or --every-run; --off needs --run")
-        wanted = EVERY_RUN if every else str(run)
-        print_rights(change_rights(Broker(pki=pki), subjects, wanted, withdraw=off), form)
+        print_rights(change_rights(Broker(pki=pki), subjects, run, withdraw=off), form)
 
 
 def print_rights(rights: dict[Subject, tuple[str, ...] | None], form: str) -> None:

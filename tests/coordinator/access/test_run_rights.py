@@ -19,7 +19,6 @@ from coordinator.access.broker_setup import AuthorityWatcher, BrokerAccess
 from coordinator.access.certificate_authority import Authority
 from coordinator.access.configured_authority import read_excluded
 from coordinator.access.run_rights import (
-    EVERY_RUN,
     Subject,
     add_run,
     list_excluded,
@@ -56,7 +55,9 @@ def command(folder: Path, *words: str, code: int = 0) -> Result:
     return result
 
 
-def change(authority: Authority, subject: Subject, run: str, *, withdraw: bool = False) -> None:
+def change(
+    authority: Authority, subject: Subject, run: str | None, *, withdraw: bool = False
+) -> None:
     with authority.registry.transaction():
         set_right(authority.registry, subject, run, withdraw=withdraw)
 
@@ -76,7 +77,7 @@ def test_a_device_has_its_own_runs_and_those_of_its_groups(authority: Authority)
     assert [list_excluded(registry, run) for run in "rst"] == [set(), {"pad"}, {"pi", "pad"}]
     change(authority, EU, "r", withdraw=True)
     assert list_excluded(registry, "r") == {"pi", "pad"}, "the last run leaves none, not all"
-    change(authority, EU, EVERY_RUN)
+    change(authority, EU, None)
     assert list_excluded(registry, "r") == {"pi"}, "a limit of its own remains"
     assert list_limits(registry) == {PI: ("s",)}
 
@@ -87,7 +88,7 @@ def test_a_device_that_leaves_a_limited_group_stays_limited(authority: Authority
     join(authority, "us", "pi")
     assert list_excluded(authority.registry, "r") == {"pi"}
     assert list_excluded(authority.registry, "s") == {"pi", "pad"}
-    change(authority, PI, EVERY_RUN)
+    change(authority, PI, None)
     assert list_excluded(authority.registry, "s") == {"pad"}
 
 
@@ -136,6 +137,8 @@ def test_a_list_names_the_runs_of_its_devices(tmp_path: Path) -> None:
         (("p1", "--run", "r"), "unknown agent 'p1'; known: pi"),
         (("--group", "eu", "--run", "r"), "unknown group 'eu'"),
         (("pi", "--run", "a/b"), "run name: expected"),
+        (("pi", "--run", "*"), "run name: expected"),
+        (("pi", "--run", "*", "--off"), "run name: expected"),
         (("pi",), "either --run RUN or --every-run"),
         (("pi", "--off", "--every-run"), "--off needs --run"),
         (("--run", "r"), "expected NAME"),
