@@ -87,7 +87,7 @@ def read_result(path: Path, name: str) -> BenchmarkResult:
         return msgspec.json.decode(content, type=BenchmarkResult)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path}: expected a result of python -m benchmarks {name} --save: {error}"
+            f"{path}: expected a result of python -m benchmarks {name} --format json: {error}"
         ) from None
 
 

@@ -75,7 +75,7 @@ DEVICES = (
 START_ORDER = (DEVICES[0], DEVICES[-1], *DEVICES[1:-1])
 RUN = "demo"
 # seconds without output after which a process counts as failed; an export on a busy machine needed
-# more than 100 for its first network
+# more than 100 for its first network, and two limited agents together more than 60 to join
 SILENCE = 300.0
 WITHOUT_TORCH = (
     "import sys; sys.modules['torch'] = None; from edge_agent.cli.main import main; main()"
@@ -160,7 +160,7 @@ def coordinator_command(broker: str, options: DemoOptions, folder: Path) -> list
         *("--broker", broker, "--runs", str(folder), "--rounds", rounds, "--seed", seed),
         *words.split(),
         *divided.split(),
-        *f"--set fleet.wait=60 --set evaluate.every={rounds} --format json".split(),
+        *f"--set fleet.wait={SILENCE:g} --set evaluate.every={rounds} --format json".split(),
     )
 
 
@@ -172,7 +172,7 @@ def agent_command(
     return [
         *(options.python or sys.executable, "-m", "edge_agent.cli", "join"),
         *("--broker", broker, "--run", RUN, "--name", device.name),
-        *("--spool", str(folder / "spool" / device.name), "--wait", "60"),
+        *("--spool", str(folder / "spool" / device.name), "--wait", f"{SILENCE:g}"),
         *shard.split(),
         *("--seed", str(options.seed)),
         *(limits if options.limited else []),
