@@ -8,10 +8,11 @@ import json
 import sys
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -171,12 +172,14 @@ def command(
             say(f"{name}: skipped: {explain_impossible(name)}")
         drawn = {name: [derive_seed(seed, name, at) for at in range(times)] for name in chosen}
         seeds = drawn if only is None else {name: [only] for name in chosen}
-        outcomes = run_jobs(list_jobs(seeds, folder, kind, forked), workers, say)
-        found = [summarise(name, [o for o in outcomes if o.scenario == name]) for name in chosen]
+        found = list[Summary]()
+        jobs = list_jobs(seeds, folder, kind, forked)
+        for name, outcomes in groupby(run_jobs(jobs, workers, say), lambda one: one.scenario):
+            found.append(summarise(name, list(outcomes)))
+            if save:  # a campaign takes long, and may be interrupted
+                write_campaign(merge(kind, describe_broker(kind), found[-1:], forked=forked))
         for line in format_table(found):
             say(line)
-        if save:
-            say(f"wrote {write_campaign(merge(kind, describe_broker(kind), found, forked))}")
         if form == "json":
             rows = [asdict(each) for each in found]
             click.echo(json.dumps({"seed": seed, "broker": kind, "scenarios": rows}))
@@ -195,18 +198,16 @@ def list_jobs(
     ]
 
 
-def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> list[Outcome]:
-    """Return the outcomes of these runs, of which `workers` take place at a time."""
-    outcomes = list[Outcome]()
+def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> Iterator[Outcome]:
+    """Yield the outcomes of these runs in order. `workers` of them take place at a time."""
     with ProcessPoolExecutor(workers) as pool:
-        for outcome in pool.map(run_job, jobs):
-            outcomes.append(outcome)
+        for number, outcome in enumerate(pool.map(run_job, jobs), 1):
             fault = f": {outcome.why}" if outcome.why else ""
             say(
-                f"{len(outcomes):3} of {len(jobs)}  {outcome.scenario}, "
+                f"{number:3} of {len(jobs)}  {outcome.scenario}, "
                 f"{outcome.seconds:.0f} s, recovered in {outcome.recovery}{fault}"
             )
-    return outcomes
+            yield outcome
 
 
 def has_passed(found: Summary) -> bool:

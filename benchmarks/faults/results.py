@@ -100,7 +100,7 @@ def summarise(name: str, outcomes: Sequence[Outcome]) -> Summary:
     )
 
 
-def merge(kind: str, version: str, found: Iterable[Summary], forked: bool) -> Campaign:
+def merge(kind: str, version: str, found: Iterable[Summary], *, forked: bool) -> Campaign:
     """Return the saved results of a kind of broker with these in place of earlier ones. Raises
     ConfigError.
     """
@@ -116,13 +116,12 @@ def merge(kind: str, version: str, found: Iterable[Summary], forked: bool) -> Ca
     return Campaign(kind, version, machine, tuple(known.values()))
 
 
-def write_campaign(campaign: Campaign) -> Path:
-    """Write results to their file, and return its path. Raises ConfigError."""
+def write_campaign(campaign: Campaign) -> None:
+    """Write results to their file. Raises ConfigError."""
     path = _find(campaign.broker)
     with explain_os_errors(ConfigError, f"--save: {path} cannot be written"):
         path.parent.mkdir(exist_ok=True)
         atomic_files.write(path, msgspec.json.format(msgspec.json.encode(campaign)) + b"\n")
-    return path
 
 
 def read_campaign(kind: str) -> Campaign:

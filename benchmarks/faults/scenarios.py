@@ -37,7 +37,14 @@ from benchmarks.faults.transfer_scenarios import (
 from benchmarks.faults.trial import Trial, break_later, fill_later
 from benchmarks.faults.trial_settings import AGENTS, ROUNDS
 
-__all__ = ["SCENARIOS", "Scenario", "explain_impossible", "explain_left_out", "list_scenarios"]
+__all__ = [
+    "LEFT_OUT",
+    "SCENARIOS",
+    "Scenario",
+    "explain_impossible",
+    "explain_left_out",
+    "list_scenarios",
+]
 
 Scenario = Callable[[Trial], None]
 

@@ -42,7 +42,7 @@ TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "exit codes": ("docs/cli.md", list_exit_codes),
     "event readers": ("docs/operations.md", list_readers),
     "examples": ("docs/protocol.md", list_examples),
-    "fault campaigns": ("benchmarks/results/faults.md", list_campaigns),
+    "fault campaigns": ("docs/broker.md", list_campaigns),
     "faults": ("benchmarks/results/faults.md", list_faults),
     "laws": ("docs/laws.md", list_laws),
     "layouts": ("docs/protocol.md", list_layouts),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults import results
 from benchmarks.faults.command import derive_seed
 from benchmarks.faults.outcome import Outcome
 from benchmarks.faults.parts.broker_kinds import KINDS, find_missing
@@ -21,9 +22,17 @@ from benchmarks.faults.parts.lossy_disk import LossyDisk
 from benchmarks.faults.parts.proxy import Proxy
 from benchmarks.faults.power_cuts import explain_unmountable, mount_lossy_disk
 from benchmarks.faults.results import summarise
-from benchmarks.faults.scenarios import SCENARIOS, damage, explain_impossible, list_scenarios
+from benchmarks.faults.scenarios import (
+    LEFT_OUT,
+    SCENARIOS,
+    damage,
+    explain_impossible,
+    list_scenarios,
+)
 from benchmarks.faults.trial import run_trial
+from benchmarks.generated_docs.fault_tables import list_faults
 from coordinator.broker import local_broker as brokers
+from federated.errors import ConfigError
 
 # Kinds of faults that need real processes, links or disks. Schedules in virtual time try the others
 # thousands of times (see test_fault_schedules), and `python -m benchmarks faults` tries all.
@@ -198,6 +207,45 @@ def test_a_run_that_did_not_recover_counts_as_lost() -> None:
     )
     assert (found.recovery_s, found.longest_s) == (2.0, 3.0)
     assert found.why == ("seed 2: not over",)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of saved results."""
+    monkeypatch.setattr(results, "FOLDER", tmp_path / "faults")
+    return tmp_path / "faults"
+
+
+def test_saved_results_of_a_scenario_replace_its_earlier_ones(saved: Path) -> None:
+    first, second = (
+        [
+            summarise(name, [Outcome(name, 1, 1, True, 0, 0, True, (seconds,), 9.0)])
+            for name in names
+        ]
+        for names, seconds in ((("disk full", "power cut"), 5.0), (("power cut",), 7.0))
+    )
+    for found in (first, second):
+        results.write_campaign(results.merge("embedded", "rumqttd", found, forked=True))
+    rows = results.read_campaign("embedded").rows
+    assert [(row.scenario, row.recovery_s) for row in rows] == [
+        ("disk full", 5.0),
+        ("power cut", 7.0),
+    ]
+    assert all(row.forked and row.taken for row in rows)
+    (saved / "embedded.json").write_text("[]")
+    with pytest.raises(ConfigError, match="expected a result"):
+        results.read_campaigns()
+
+
+def test_the_table_says_why_a_broker_lacks_a_scenario(saved: Path) -> None:
+    found = [summarise("disk full", [Outcome("disk full", 1, 1, True, 0, 0, True, (5.0,), 9.0)])]
+    results.write_campaign(results.merge("embedded", "rumqttd", found, forked=False))
+    lines = list(list_faults())
+    assert any(line.startswith("| disk full | 1 | 0 | 0 | 1 of 1 | 5.0 |") for line in lines)
+    (row,) = [line for line in lines if line.startswith("| broker killed |")]
+    assert LEFT_OUT["broker killed"]["embedded"] in row
+    (row,) = [line for line in lines if line.startswith("| power cut |")]
+    assert "not run yet" in row
 
 
 def test_every_run_has_its_own_seed() -> None:
