@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -167,6 +168,10 @@ def _make_rabbitmq(place: Place, number: int) -> list[Server]:
     folder, names = place.folder.resolve(), find_free_port(LOCAL, 0)
     nodes = [f"espalier-{os.getpid()}-{names}-{index}@localhost" for index in range(number)]
     (folder / "plugins").write_text("[rabbitmq_mqtt].\n")
+    # nodes that start at the same time would read the file of the first one before it is complete
+    cookie = folder / ".erlang.cookie"
+    cookie.write_text(secrets.token_hex(16))
+    cookie.chmod(0o400)
     common = {
         "HOME": str(folder),  # of the cookie
         "ERL_EPMD_ADDRESS": ",".join(sorted({LOCAL, place.host})),
