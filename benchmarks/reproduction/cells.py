@@ -68,7 +68,7 @@ class Finished(msgspec.Struct, frozen=True):
         return mine == its
 
     def equals(self, cell: Cell) -> bool:
-        """Whether it is the simulation of a cell of another table, with all of its scores."""
+        """Whether it is the simulation of a cell by another name, with all of its scores."""
         mine = (self.seed, self.settings, tuple(self.groups), self.row.endswith(BY_FLOWER))
         its = (cell.seed, cell.settings, cell.groups, cell.row.flower)
         return mine == its and all(map(self.has, cell.experiment.scores.values()))
@@ -116,40 +116,33 @@ def read_log(log: Path) -> list[Finished]:
 
 
 def run_cells(cells: Sequence[Cell], place: Place, say: Say) -> Iterator[Finished]:
-    """Yield the cells that are finished: those in the log, then those that another table's log in
-    the same folder has by other names, and then each other one after its simulation. A cell that
-    fails is reported, and a later call runs it again.
+    """Yield the cells that are finished: those in the log, and then each other one after its
+    simulation, unless a log in the same folder has it by another name. A cell that fails is
+    reported, and a later call runs it again.
     """
     logged = read_log(place.log)
     for cell in cells:
         yield from (one for one in logged if one.belongs_to(cell))
     left = [cell for cell in cells if not any(one.belongs_to(cell) for one in logged)]
-    for cell in [*left]:
-        if same := find_equal(cell, place.log):
-            say(f"{cell.title}: the same simulation as that of '{same.row}' in another table")
-            found = msgspec.structs.replace(same, row=cell.row.name, column=cell.column.name)
-            append(found, place.log)
-            left.remove(cell)
-            yield found
     for number, cell in enumerate(left, 1):
-        say(f"{cell.title}: simulation {number} of {len(left)}")
         try:
-            found = run_cell(cell, place, say)
+            if same := find_equal(cell, place.log.parent):
+                say(f"{cell.title}: the same simulation as that of '{same.row}' {same.column}")
+                found = msgspec.structs.replace(same, row=cell.row.name, column=cell.column.name)
+            else:
+                say(f"{cell.title}: simulation {number} of {len(left)}")
+                found = run_cell(cell, place, say)
         except EspalierError as error:
             say(f"{cell.title}: failed: {error}")
             continue
-        append(found, place.log)
+        with place.log.open("ab") as file:
+            file.write(msgspec.json.encode(found) + b"\n")
         yield found
 
 
-def append(found: Finished, log: Path) -> None:
-    with log.open("ab") as file:
-        file.write(msgspec.json.encode(found) + b"\n")
-
-
-def find_equal(cell: Cell, log: Path) -> Finished | None:
-    """Return the finished simulation of a cell from another log of its folder, None without one."""
-    for path in sorted({*log.parent.glob("*.jsonl")} - {log}):
+def find_equal(cell: Cell, folder: Path) -> Finished | None:
+    """Return the finished simulation of a cell from the logs of a folder, None without one."""
+    for path in sorted(folder.glob("*.jsonl")):
         with contextlib.suppress(msgspec.DecodeError):  # not a log, or a table that is running
             for line in path.read_bytes().splitlines():
                 found = msgspec.json.decode(line, type=Finished)
