@@ -109,6 +109,9 @@ class UsageError(EspalierError):
     exit_code = 2
 
 
+LISTED = 100  # most names that an error lists
+
+
 class Unknown(UsageError):
     """An unknown name. remedy: a hint other than to correct the name."""
 
@@ -118,7 +121,9 @@ class Unknown(UsageError):
         close = get_close_matches(name, names, n=1)
         guess = f" did you mean {close[0]}?" if close else ""
         hint = f"; {remedy}" if remedy else ""
-        super().__init__(f"unknown {what} '{name}';{guess} known: {', '.join(names)}{hint}")
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        shown = f"known: {', '.join(names[:LISTED])}{more}" if names else "none is known"
+        super().__init__(f"unknown {what} '{name}';{guess} {shown}{hint}")
 
 
 class ConfigError(EspalierError):

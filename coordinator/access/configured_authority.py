@@ -144,8 +144,8 @@ def change_rights(
     by: Actor | None = None,
 ) -> dict[Subject, tuple[str, ...] | None]:
     """Grant devices and groups a run, or withdraw it. Return the runs of each, None without a
-    limit. Raises as `open_authority`, Unknown for a device that was never enrolled or a group
-    without a member, and UsageError to withdraw a run from what has no limit.
+    limit. Raises as `open_authority`, Unknown as `check_subjects`, and UsageError to withdraw a run
+    from what has no limit.
 
     run: None to remove the limit. by: who asks; None: the user of this process.
     """
@@ -170,12 +170,16 @@ def change_rights(
 
 
 def check_subjects(registry: Registry, subjects: Iterable[Subject]) -> None:
-    """Raise Unknown for a device that was never enrolled, or a group without a member."""
-    agents = registry.list_names()
-    groups = frozenset(group for of in registry.list_groups().values() for group in of)
+    """Raise Unknown for a device that was never enrolled, or a group without a member, unless it
+    has a limit.
+    """
+    known = {Subject("agent", name) for name in registry.list_names()}
+    known |= {Subject("group", one) for of in registry.list_groups().values() for one in of}
+    known |= list_limits(registry).keys()
     for one in subjects:
-        if one.name not in (known := agents if one.kind == "agent" else groups):
-            raise Unknown(one.kind, one.name, known)
+        if one not in known:
+            names = (other.name for other in known if other.kind == one.kind)
+            raise Unknown(one.kind, one.name, names)
 
 
 def read_limits(wanted: Broker) -> dict[Subject, tuple[str, ...]]:

@@ -152,6 +152,15 @@ def test_what_cannot_be_granted_changes_nothing(
     assert "every device" in command(tmp_path, "grant").stdout
 
 
+def test_the_limit_of_a_group_without_members_can_be_changed(tmp_path: Path) -> None:
+    command(tmp_path, "enroll", "pi", "--group", "eu", "--host", "h")
+    command(tmp_path, "grant", "--group", "eu", "--run", "r")
+    command(tmp_path, "group", "eu", "pi", "--off")
+    assert command(tmp_path, "grant", "--group", "eu", "--run", "r", "--off").stdout == (
+        "group eu: no run\n"
+    )
+
+
 def announce(link: Link, name: str) -> None:
     status = envelope.encode(messages.Status(name, "s", True))
     link.publish(topics.status("r", name), status, retain=True)
