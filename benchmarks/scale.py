@@ -279,7 +279,7 @@ def run_fleet(folder: Path, size: Size, say: Say) -> Course:
             )
         )
         host, port = broker.address.rsplit(":", 1)
-        fleet = RawFleet(RUN, names, (host, int(port)), Raw())
+        fleet = RawFleet(RUN, names, (host, int(port)), Raw(patience=max(5.0, agents / 50)))
         stack.callback(fleet.close)
         usage = Usage(psutil.Process(coordinator.popen.pid), find_broker_process(broker))
         joined, connected, before = wait_for_task(fleet, coordinator, usage, size)

@@ -16,7 +16,6 @@ from federated.wire.chunks import Receiver, Sender, split
 
 __all__ = ["Alter", "Falsify", "Raw", "RawAgent"]
 
-STALLED = 5.0  # seconds without a chunk until the agent asks for the weights again
 EARLY = 64  # chunks buffered until their manifest arrives
 KEPT = 8  # weights that the agents of this process share
 
@@ -31,6 +30,8 @@ class Raw:
     """Behaviour of a fleet of raw agents.
 
     delay: seconds that a training takes
+    patience: seconds without a chunk until an agent asks for the weights again, and twice as long
+        after that; many agents in one thread read theirs late
     chunk: bytes per chunk of an update
     addresses: name of an agent -> address that it connects to in place of the broker's
     slow: name of an agent -> bytes per second that it receives; others receive at full speed
@@ -41,6 +42,7 @@ class Raw:
     """
 
     delay: float = 0.0
+    patience: float = 5.0
     chunk: int = 64 << 10
     addresses: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     slow: Mapping[str, float] = field(default_factory=dict)
@@ -86,7 +88,7 @@ class RawAgent:
         self.starts = 0
         self.accepted: dict[int, str] = {}  # sha256 of the accepted update, by round
         self.refused: list[str] = []
-        self.progressed = 0.0
+        self.progressed, self.patience = 0.0, how.patience
         self.sent_bytes = 0
         self.restart()
 
@@ -211,7 +213,7 @@ class RawAgent:
             ):
                 return
         self.drop()
-        self.task, self.progressed = task, now
+        self.task, self.progressed, self.patience = task, now, self.how.patience
         if self.known is not None and self.known[0] == task.digest:
             self.train(task, now)
             return
@@ -254,7 +256,7 @@ class RawAgent:
         if message.transfer != self.receiver.manifest.transfer:
             return
         if self.receiver.take(message, now):
-            self.progressed = now
+            self.progressed, self.patience = now, self.how.patience
         if self.receiver.complete:
             blob = self.receiver.verify()
             self.listen_to_weights(False)
@@ -306,8 +308,8 @@ class RawAgent:
         if self.sender is not None and self.task is not None and self.sender.check_stall(now):
             self.offer(self.task, self.sender.manifest)
         self.send()
-        if self.base and now - self.progressed > STALLED:
-            self.progressed = now
+        if self.base and now - self.progressed > self.patience:
+            self.progressed, self.patience = now, 2 * self.patience
             self.listen_to_weights(False)
             self.listen_to_weights(True)
         state = (

@@ -13,7 +13,7 @@ __all__ = ["RunClock", "TimeShare"]
 
 # seconds: the most that one reading adds, after the machine was suspended or the process stopped
 LEAP = 60.0
-SHARE = 0.05  # of the time, for work that looks at the whole fleet
+SHARE = 0.02  # of the time, for work that looks at the whole fleet
 
 
 class RunClock:

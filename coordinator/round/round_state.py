@@ -21,7 +21,7 @@ from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decisions import Verdict
 from coordinator.round.task_state import Spare, TaskState
 from federated.runtime.unit_formatting import format_count
-from federated.task import HEARTBEAT, Key, Profile, Work
+from federated.task import QUICKEST, Key, Profile, Work
 from federated.wire.messages import Condition
 from models.submodel import Submodel
 
@@ -304,7 +304,7 @@ class Round(Struct, frozen=True):
         not keep the coordinator busy; 0: agents choose. It changes when a fleet doubles.
         """
         seconds = (1 << len(self.agents).bit_length()) / HEARTBEATS
-        return seconds if seconds > HEARTBEAT else 0.0
+        return seconds if seconds > QUICKEST else 0.0
 
     @property
     def current_phase(self) -> Phase:

@@ -96,6 +96,8 @@ class DeliveryQueue:
 
     def take_flooders(self) -> frozenset[str]:
         """Return the senders with FLOODED rejected deliveries, whose count then starts again."""
+        if not self._rejected:
+            return frozenset()
         with self._filled:
             found = frozenset(name for name, count in self._rejected.items() if count >= FLOODED)
             for name in found:

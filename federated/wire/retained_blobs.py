@@ -31,7 +31,9 @@ from federated.wire.partial_file import HAVE, PART, PartialFile
 
 __all__ = ["Download", "RetainedBlob", "publish", "withdraw"]
 
-PATIENCE = 5.0  # seconds without a new chunk before the missing ones are requested again
+# seconds without a new chunk before the missing ones are requested again; twice as many each time
+# after that: a broker that is busy with thousands of agents would send the same chunks again
+PATIENCE, MOST_PATIENCE = 5.0, 60.0
 
 
 def publish(link: Link, base: str, manifest: messages.Manifest, data: memoryview) -> None:
@@ -93,7 +95,7 @@ class Download:
         self.link, self.blob, self.path = link, blob, path
         self._http = http
         self._transfer: HttpDownload | None = None
-        self.progressed, self.digest_failures = now, 0
+        self.progressed, self._patience, self.digest_failures = now, PATIENCE, 0
         self._sync = sync
         self._partial: PartialFile | None = None
         self._part = path.with_name(path.name + PART)  # that other processes resume
@@ -118,12 +120,12 @@ class Download:
             # The blob may be published again with another chunk size.
             if self._partial is None or self._partial.manifest != message:
                 self._open(message)
-                self.progressed = now
+                self._note_progress(now)
             self._request_missing()
         elif self._partial is None or self._partial.manifest.transfer != message.transfer:
             return False
         elif self._partial.take(message, now):
-            self.progressed = now
+            self._note_progress(now)
             self._advance(self._partial, message.index)
         return self._partial is not None and self._partial.complete and self._finish(self._partial)
 
@@ -137,20 +139,23 @@ class Download:
     def tick(self, now: float) -> bool:
         """Return whether the file is complete, as one that comes over HTTP may be.
 
-        Request the missing chunks again if nothing arrived for PATIENCE seconds: a new
+        Request the missing chunks again if nothing arrived for a while: a new
         subscription makes the broker repeat retained messages. Raises Refused for a transfer over
         HTTP that failed, and then begins it again later; OSError if the disk has no room.
         """
         if self._transfer is not None:
             self.progressed = now
             return self._check_transfer(self._transfer)
-        if now - self.progressed < PATIENCE:
+        if now - self.progressed < self._patience:
             return False
-        self.progressed = now
+        self.progressed, self._patience = now, min(MOST_PATIENCE, 2 * self._patience)
         self._unsubscribe()
         # The manifest first: another blob may be published there by now.
         self.link.subscribe(self._manifest)
         return False
+
+    def _note_progress(self, now: float) -> None:
+        self.progressed, self._patience = now, PATIENCE
 
     def save(self) -> None:
         """Store on disk which chunks were received. Call it when the link goes down."""
@@ -160,7 +165,7 @@ class Download:
     def resume(self, now: float) -> None:
         """Request the missing chunks at once. Call it when the link is up again."""
         if self._transfer is None:
-            self.progressed = now - PATIENCE
+            self._note_progress(now - PATIENCE)
             self.tick(now)
 
     def close(self) -> None:

@@ -208,8 +208,10 @@ def test_another_version_in_the_same_slot_is_not_fetched(broker: MemoryBroker, p
     publish(MemoryLink(broker, "coordinator"), BASE, other, memoryview(bytes(40 * KIB)))
     while fetcher.link.receive(0) is not None:  # what was under way
         pass
-    for _ in range(3):
-        fetcher.now += PATIENCE
+    for pause in (PATIENCE, 2 * PATIENCE, 4 * PATIENCE):
+        fetcher.download.tick(fetcher.now + pause - 0.1)
+        assert fetcher.link.receive(0) is None, "it asks less and less often"
+        fetcher.now += pause
         fetcher.download.tick(fetcher.now)
         came = [
             delivery for delivery in iter(lambda: fetcher.link.receive(0), None) if delivery.payload

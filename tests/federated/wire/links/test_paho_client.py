@@ -7,10 +7,10 @@ from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import MalformedPacket, Properties
 
-from federated.wire.links.paho_client import LARGE, QUICKACK, PahoClient
+from federated.wire.links.paho_client import AHEAD, QUICKACK, PahoClient
 from federated.wire.mqtt_address import parse_mqtt_address
 
-BIG = bytes(range(256)) * (LARGE // 256 + 1)
+BIG = bytes(range(256)) * (AHEAD // 256 + 1)
 TOPIC = "fl/topic"
 
 
