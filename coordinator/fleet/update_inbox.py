@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from coordinator.fleet.update_file_names import name_file, update_path
-from coordinator.fleet.update_transfer import IDLE, Transfer
+from coordinator.fleet.update_transfer import IDLE, Transfer, find_place
 from coordinator.fleet.uploaded_file import UploadedFile
 from coordinator.http_transfers.transfer_urls import Transfers
 from coordinator.round.tensor_check import TensorCheck
@@ -35,6 +35,7 @@ PACE = 32_768  # bytes per second that keep a slot: less than a poor mobile link
 # times that a complete transfer may have a wrong digest: a power cut damages it once, a bad file
 # every time
 MAX_DAMAGED = 3
+REPLACED = "The store held other bytes: check who else may write to it (http.store)"
 
 
 class Inbox:
@@ -69,6 +70,7 @@ class Inbox:
         self._active: dict[Key, Transfer] = {}
         self._parked: dict[Key, Transfer] = {}  # transfers that lost their slot
         self._waiting: dict[Key, messages.Offer] = {}
+        self._chunked = set[Key]()  # updates that are not taken through a store any more
         spool.mkdir(parents=True, exist_ok=True)
 
     def expect(self, limits: Mapping[Key, int], hold: Collection[Key] = ()) -> None:
@@ -88,6 +90,7 @@ class Inbox:
             self._drop(key)
         self._waiting = {key: offer for key, offer in self._waiting.items() if key in held}
         self._expected, self.full, self._logged = held | new, False, False
+        self._chunked &= held.keys()
         self.checks = {key: check for key, check in self.checks.items() if key in held}
         for key in new:
             self.remove(key)
@@ -198,10 +201,15 @@ class Inbox:
         transfer = self._transfer(key)
         try:
             path = transfer.partial.finish()
-        except Refused:
+        except Refused as error:
             transfer.damaged += 1
+            shared = isinstance(transfer.partial, UploadedFile) and self._shared
+            why = f"{error}. {REPLACED}" if shared else str(error)
             if transfer.damaged < MAX_DAMAGED:
-                raise
+                raise Refused(why) from error
+            if shared:
+                self._take_in_chunks(key)
+                raise Refused(f"{why}. The agent sends it in chunks now") from error
             self._drop(key)
             self._waiting.pop(key, None)
             return transfer.offer, None
@@ -213,6 +221,22 @@ class Inbox:
         if self._sync and not isinstance(transfer.partial, WorkerTransfer):
             sync(path.parent)
         return transfer.offer, path
+
+    @property
+    def _shared(self) -> bool:
+        return self._urls is not None and self._urls.shared
+
+    def _take_in_chunks(self, key: Key) -> None:
+        """Let an agent send its update over its own link, which no one else writes to: what came
+        through a store with another digest says nothing about the agent.
+        """
+        offer = self._transfer(key).offer
+        log.error("the update of %s comes in chunks, not through the store: %s", key[0], REPLACED)
+        if self._urls is not None:
+            self._urls.end(find_place(self.path(key)))
+        self._drop(key)
+        self._chunked.add(key)
+        self._waiting[key] = offer
 
     def _describe_failure(self, agent: str) -> str:
         return f"cannot write an update of {agent} to {self.spool}"
@@ -380,7 +404,8 @@ class Inbox:
         promised = sum(one.promised for one in (*self._active.values(), *self._parked.values()))
         if more > 0 and shutil.disk_usage(self.spool).free < more + promised + self.reserve:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if self._urls is not None and manifest.size > self._urls.above:
+        over_http = self._urls is not None and manifest.size > self._urls.above
+        if over_http and key not in self._chunked:
             return UploadedFile(manifest, path, sync=self._sync)
         if self.workers is not None:
             return WorkerTransfer(manifest, path, self.workers, key.agent, self.checks.get(key))

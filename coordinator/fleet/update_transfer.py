@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from coordinator.fleet.uploaded_file import UploadedFile
 from coordinator.http_transfers.transfer_urls import Transfers
 from coordinator.update_workers.worker_pool import WorkerTransfer
 from federated.wire import messages
-from federated.wire.partial_file import PartialFile
+from federated.wire.partial_file import PART, PartialFile
 
-__all__ = ["IDLE", "Transfer"]
+__all__ = ["IDLE", "Transfer", "find_place"]
 
 IDLE = 30.0  # seconds over which a transfer's speed is measured while others wait for its slot
 
@@ -77,5 +77,12 @@ class Transfer:
             partial.resume()
             return None
         if isinstance(partial, UploadedFile) and self.urls is not None:
-            return self.urls.grant(PurePosixPath(*partial.part.parts[-2:]), manifest)
+            return self.urls.grant(find_place(partial.path), manifest)
         return messages.Grant(manifest.transfer, partial.acknowledge(), True)
+
+
+def find_place(path: Path) -> PurePosixPath:
+    """Return where the bytes of an update are while they come over HTTP, in the spool. path: its
+    file once it is complete.
+    """
+    return PurePosixPath(path.parent.name, path.name + PART)

@@ -40,12 +40,21 @@ CHECK_EXPIRY = 60
 class StoreTransfers:
     """The transfers of a run through a store (`Transfers`)."""
 
-    def __init__(self, store: ObjectStore, spool: Path, above: int, expiry: int) -> None:
+    shared = True
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        spool: Path,
+        above: int,
+        expiry: int,
+        leads: Callable[[], bool] = lambda: True,
+    ) -> None:
         """See `StoredWeights` and `StoredUpdates`."""
         self.above, self._store = above, store
         self.origin = find_origin(store.sign_get(CHECK, CHECK_EXPIRY))
-        self._weights = StoredWeights(store, spool, expiry)
-        self._updates = StoredUpdates(store, spool, expiry)
+        self._weights = StoredWeights(store, spool, expiry, leads)
+        self._updates = StoredUpdates(store, spool, expiry, leads)
 
     def find_weights(self, sha256: str) -> str:
         try:
@@ -63,6 +72,9 @@ class StoreTransfers:
         except StoreFailure as error:
             log.warning("cannot sign the address of an update: %s", error)
             return Grant(manifest.transfer, b"", False)
+
+    def end(self, place: PurePosixPath) -> None:
+        self._updates.end(place)
 
     def close(self) -> None:
         """End what is under way."""
@@ -91,7 +103,7 @@ def use_store(
     ) as error:  # botocore refuses a malformed address by the latter
         raise ConfigError(f"http.store = '{config.store}': {error}") from error
     spool.mkdir(parents=True, exist_ok=True)
-    made = StoreTransfers(store, spool, config.above, config.expiry)
+    made = StoreTransfers(store, spool, config.above, config.expiry, leads)
     more = f" of more than {config.above} bytes" if config.above else ""
     say(f"agents transfer weights and updates{more} through {bucket.shown}")
     try:

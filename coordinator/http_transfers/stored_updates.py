@@ -34,7 +34,7 @@ STRAY = 60.0
 STRAY_LOOK = 10.0  # seconds between looks while there is only that
 
 
-@dataclass
+@dataclass(eq=False)
 class Expected:
     """An update that an agent may put into the store.
 
@@ -75,9 +75,13 @@ class StoredUpdates:
         store: ObjectStore,
         spool: Path,
         expiry: int,
+        leads: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """spool: folder of the files. expiry: seconds for which an address is valid."""
+        """spool: folder of the files. expiry: seconds for which an address is valid. leads: whether
+        no other coordinator took over the run; one that did collects into the same files.
+        """
+        self._leads = leads
         self._store, self._spool, self._expiry, self._clock = store, spool, expiry, clock
         self._lock = threading.Lock()
         self._expected = dict[PurePosixPath, Expected]()
@@ -104,12 +108,19 @@ class StoredUpdates:
                 parts.append(Part(number * found.part, size, url))
         return Grant(manifest.transfer, b"", bool(parts), parts=tuple(parts))
 
+    def end(self, place: PurePosixPath) -> None:
+        """Collect nothing more into a file. Its name may be used for another one then."""
+        with self._lock:
+            self._expected.pop(place, None)
+
     def close(self) -> None:
         self._thread.close()
 
     # ---- the thread ------------------------------------------------------------------------------
 
     def _work(self) -> float | None:
+        if not self._leads():
+            return None
         with self._lock:
             expected = dict(self._expected)
         if not expected and not self._strays:
@@ -142,17 +153,24 @@ class StoredUpdates:
         number, total = one.count(), -(-one.manifest.size // one.part)
         self._remove_wrong(one, found, number)
         one.seen = {seen for seen in range(number, total) if one.name(seen) in found}
-        while number < total and number in one.seen:
+        while number < total and number in one.seen and self._may_go_on():
             key = one.name(number)
             if not self._append(one, number):
                 log.warning("removed a part of another size than allowed: %s", key)
             one.seen.discard(number)  # the coordinator may start the file over at any time
+            if not self._may_go_on():
+                return False
             self._store.delete([key])
             del found[key]
             number = one.count()
-            if self._thread.closed:
-                return False
         return number == total
+
+    def _may_go_on(self) -> bool:
+        return not self._thread.closed and self._leads()
+
+    def _is_expected(self, one: Expected) -> bool:
+        with self._lock:
+            return one in self._expected.values()
 
     def _remove_wrong(self, one: Expected, found: dict[str, int], first: int) -> None:
         """Remove the parts that are not needed, or have another size than was permitted."""
@@ -166,9 +184,13 @@ class StoredUpdates:
                 del found[key]
 
     def _append(self, one: Expected, number: int) -> bool:
-        """Append a part to a file, and return whether it has the right size."""
+        """Append a part to a file, and return whether it has the right size. Raises
+        FileNotFoundError if it is not expected any more.
+        """
         start, expected, taken = number * one.part, one.measure(number), 0
         with FileIO(one.path, "r+") as file:  # makes no file
+            if not self._is_expected(one):  # it may be another file of this name
+                raise FileNotFoundError
             file.truncate(start)  # after a crash, there may be a piece of the part
             file.seek(start)
             for piece in self._store.read(one.name(number)):

@@ -46,11 +46,14 @@ class StoredWeights:
         store: ObjectStore,
         spool: Path,
         expiry: int,
+        leads: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Remove the weights of an earlier process. spool: folder of their files. expiry: seconds
-        for which an address is valid.
+        for which an address is valid. leads: whether no other coordinator took over the run; one
+        that did needs the same objects.
         """
+        self._leads = leads
         self._store, self._spool, self._expiry, self._clock = store, spool, expiry, clock
         self._lock = threading.Lock()
         self._wanted = dict[str, Wanted]()  # by digest
@@ -92,10 +95,12 @@ class StoredWeights:
         wanted.renewed = now + self._expiry / 2
 
     def _work(self) -> float | None:
+        if not self._leads():
+            return None
         if not self._swept:
             self._store.delete(self._store.list(FOLDER))
             self._swept = True
-        while self._jobs and not self._thread.closed:
+        while self._jobs and not self._thread.closed and self._leads():
             sha256, wanted = self._jobs[0]
             if wanted is None:
                 self._store.delete([FOLDER + sha256])

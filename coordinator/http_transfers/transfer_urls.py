@@ -45,6 +45,13 @@ class Transfers(Protocol):
     def grant(self, place: PurePosixPath, manifest: Manifest) -> Grant:
         """Return where an agent uploads an update. place: of its file, in the spool."""
 
+    def end(self, place: PurePosixPath) -> None:
+        """Let nothing more come to a file in the spool."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether others than its agent may replace what is uploaded, before it is here."""
+
 
 @dataclass(frozen=True)
 class TransferUrls:
@@ -60,6 +67,10 @@ class TransferUrls:
     above: int = 0
 
     @property
+    def shared(self) -> bool:
+        return False
+
+    @property
     def origin(self) -> str:
         return find_origin(self.base)
 
@@ -71,6 +82,9 @@ class TransferUrls:
 
     def grant(self, place: PurePosixPath, manifest: Manifest) -> Grant:
         return Grant(manifest.transfer, b"", True, self.name_update(place, manifest.size))
+
+    def end(self, place: PurePosixPath) -> None:
+        """Do nothing: an upload ends once its file is removed."""
 
     def name_update(self, path: PurePosixPath, size: int) -> str:
         """Return where to upload an update of `size` bytes."""

@@ -29,6 +29,7 @@ __all__ = [
     "is_held",
     "is_present",
     "mark_end",
+    "read_holder",
     "read_sign",
     "release",
     "renewing",
@@ -185,6 +186,11 @@ def read_sign(folder: Path) -> tuple[int, int]:
     finally:
         os.close(handle)
     return found.st_ino, found.st_mtime_ns
+
+
+def read_holder(folder: Path) -> int:
+    """Return what identifies the lock of the present holder. Raises OSError."""
+    return read_sign(folder)[0]
 
 
 def mark_end(handle: int) -> None:

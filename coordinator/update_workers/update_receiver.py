@@ -73,6 +73,7 @@ class UpdateReceiver:
 
     report: sends a report to the coordinator.
     sync: whether an update is synced to disk before it is reported.
+    leads: returns whether no other coordinator took over the run.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class UpdateReceiver:
         report: Callable[[Report], None],
         *,
         sync: bool = True,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._leads = leads
         self._link, self._run, self._epoch, self._report = link, run, epoch, report
         self._sync = sync
         self._transfers = dict[int, Incoming]()
@@ -172,7 +175,11 @@ class UpdateReceiver:
             self._report_growth(transfer, now)
 
     def _finish(self, transfer: Incoming) -> None:
-        """Verify a complete update and report it. Raises OSError."""
+        """Verify a complete update and report it. A worker of a later coordinator does it instead
+        once there is one. Raises OSError.
+        """
+        if not self._leads():
+            return
         number = transfer.order.number
         try:
             path = transfer.partial.finish()

@@ -45,6 +45,8 @@ class Hello(Struct, frozen=True, tag=True):
     epoch: of the coordinator.
     sync: whether a received update is synced to disk before it is reported.
     rate: largest number of messages per second; None: no limit.
+    lock: folder of the run, whose lock the coordinator holds; empty: no other one can take over.
+    holder: see `run_lock.read_holder`.
     """
 
     address: str
@@ -53,6 +55,8 @@ class Hello(Struct, frozen=True, tag=True):
     epoch: int
     sync: bool
     rate: int | None = None
+    lock: str = ""
+    holder: int = 0
 
 
 class Receive(Struct, frozen=True, tag=True):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.round.tensor_check import Examined, TensorCheck
+from coordinator.store.run_lock import read_holder
 from coordinator.update_workers.worker_messages import (
     Alive,
     Damaged,
@@ -261,8 +262,14 @@ class WorkerPool:
     only on their names and the number of workers, so two workers never write the same file.
     """
 
-    def __init__(self, settings: WorkerSettings, epoch: int, *, sync: bool) -> None:
-        """epoch: of this coordinator. sync: whether updates are synced to disk."""
+    def __init__(
+        self, settings: WorkerSettings, epoch: int, *, sync: bool, lock: Path | None = None
+    ) -> None:
+        """epoch: of this coordinator. sync: whether updates are synced to disk. lock: folder of the
+        run that this process holds: its workers end once another coordinator took it over, also if
+        this process hangs. Raises OSError.
+        """
+        where, holder = ("", 0) if lock is None else (str(lock), read_holder(lock))
         self._reports = queue.SimpleQueue[Report]()
         self._transfers = dict[int, WorkerTransfer]()
         self._numbers = itertools.count(1)
@@ -277,6 +284,8 @@ class WorkerPool:
                     epoch,
                     sync,
                     settings.rate,
+                    where,
+                    holder,
                 ),
                 self._reports,
             )

@@ -13,8 +13,10 @@ import sys
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import IO
 
+from coordinator.store.run_lock import read_holder
 from coordinator.update_workers.update_receiver import UpdateReceiver
 from coordinator.update_workers.worker_messages import (
     Alive,
@@ -34,6 +36,7 @@ __all__ = ["main"]
 QUIET = 0.005  # seconds to wait for a message while orders may come
 IDLE = 1.0  # seconds to wait for an order while no message is expected
 SIGN = 5.0  # seconds between signs of life
+LOOK = 0.5  # seconds between looks at the lock of the run
 TAKEN_OVER = b"session taken over"
 
 
@@ -48,8 +51,24 @@ class Worker:
         self.link, self._reports = link, reports
         if isinstance(link, LimitableLink):
             link.limit(None, hello.rate)
-        self.receiver = UpdateReceiver(link, hello.run, hello.epoch, self.report, sync=hello.sync)
-        self._signed = 0.0
+        self._hello = hello
+        self.receiver = UpdateReceiver(
+            link, hello.run, hello.epoch, self.report, sync=hello.sync, leads=self.leads
+        )
+        self._signed = self._looked = 0.0
+
+    def leads(self) -> bool:
+        """Return False once another coordinator has taken over the run: its workers write the same
+        files.
+        """
+        if not self._hello.lock:
+            return True
+        try:
+            return read_holder(Path(self._hello.lock)) == self._hello.holder
+        except FileNotFoundError:
+            return False
+        except OSError:  # a disk that fails is reported by those who write
+            return True
 
     def report(self, report: Report) -> None:
         write_frame(self._reports, report)
@@ -61,6 +80,10 @@ class Worker:
         if time.monotonic() - self._signed >= SIGN:
             self._signed = time.monotonic()
             self.report(Alive())
+        if time.monotonic() - self._looked >= LOOK:
+            self._looked = time.monotonic()
+            if not self.leads():
+                return False
         busy = self.receiver.busy
         try:
             order = orders.get_nowait() if busy else orders.get(timeout=IDLE)
@@ -73,7 +96,8 @@ class Worker:
         delivery = self.link.receive(QUIET if busy else 0.0)
         if delivery is not None:
             if delivery.topic == LINK_DOWN and TAKEN_OVER in delivery.payload.lower():
-                return False  # a worker of the later coordinator has this one's name
+                # a worker of the later coordinator has this one's name; MQTT 3.1.1 does not say so
+                return False
             self.receiver.take(delivery, time.monotonic())
         self.receiver.grant(time.monotonic())
         return True
@@ -100,6 +124,8 @@ def main() -> None:
             worker = Worker(hello, link, reports)
             while worker.turn(orders):
                 pass
+        # the thread that waits for orders holds standard input, which an orderly exit would close
+        os._exit(0)
     except EspalierError as error:
         sys.exit(str(error))
     except BrokenPipeError:  # the coordinator was killed

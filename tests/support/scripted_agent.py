@@ -67,6 +67,19 @@ class ScriptedAgent:
         self, task: Task, values: dict[str, np.ndarray], transfer: str = "t", **fields: object
     ) -> None:
         """Send a whole update: the offer and all chunks, without waiting for a grant."""
+        offer, chunks = self.make_update(task, values, transfer, **fields)
+        self.say(offer)
+        self.send_chunks(offer, chunks)
+
+    def send_chunks(self, offer: messages.Offer, chunks: Sequence[messages.Chunk]) -> None:
+        for chunk in chunks:
+            base = topics.upload("r", self.name, offer.manifest.transfer)
+            self.say(chunk, topics.chunk(base, chunk.index))
+
+    def make_update(
+        self, task: Task, values: dict[str, np.ndarray], transfer: str = "t", **fields: object
+    ) -> tuple[messages.Offer, list[messages.Chunk]]:
+        """Return the offer and the chunks of an update."""
         made = Update(
             "r",
             task.round,
@@ -83,11 +96,10 @@ class ScriptedAgent:
         made = replace(made, **fields)  # type: ignore[arg-type]
         data = memoryview(bytes(tensors.encode(msgspec.to_builtins(made), values)))
         manifest = split(data, 2**18, transfer)
-        self.say(
-            messages.Offer(manifest, "r", task.round, task.attempt, task.work, task.submodel.name)
+        offer = messages.Offer(
+            manifest, "r", task.round, task.attempt, task.work, task.submodel.name
         )
-        for chunk in slices(manifest, data):
-            self.say(chunk, topics.chunk(topics.upload("r", self.name, transfer), chunk.index))
+        return offer, list(slices(manifest, data))
 
 
 def listen(fleet: MessageLoop) -> None:

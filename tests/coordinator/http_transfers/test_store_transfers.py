@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 
+import numpy as np
 import pytest
 
 pytest.importorskip("botocore")
@@ -65,6 +66,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_updates, "STRAY_LOOK", 0.05)
 
 
+def is_leading() -> bool:
+    return True
+
+
 def open_store(endpoint: str, tmp_path: Path) -> ObjectStore:
     """Open a part of the bucket that no other test uses."""
     return ObjectStore(Bucket(BUCKET, f"{tmp_path.name}/", endpoint))
@@ -115,7 +120,7 @@ def test_weights_are_downloaded_at_a_signed_address_until_they_are_withdrawn(
     (spool := tmp_path / "spool").mkdir()
     (spool / f"{DIGEST}.weights").write_bytes(DATA)
     store.put("weights/old", spool / f"{DIGEST}.weights")  # of a coordinator that crashed
-    with closing(StoredWeights(store, spool, 60)) as weights:
+    with closing(StoredWeights(store, spool, 60, is_leading)) as weights:
         url = eventually(lambda: weights.find(DIGEST))
         assert list(store.list("")) == [f"weights/{DIGEST}"]
         (part := tmp_path / "part").write_bytes(DATA[:1_000_000])
@@ -133,7 +138,7 @@ def test_weights_that_the_store_lost_are_stored_again_while_they_are_needed(
 ) -> None:
     monkeypatch.setattr(stored_weights, "LOOK", 0.1)
     (tmp_path / f"{DIGEST}.weights").write_bytes(DATA)
-    with closing(StoredWeights(store, tmp_path, 60)) as weights:
+    with closing(StoredWeights(store, tmp_path, 60, is_leading)) as weights:
         eventually(lambda: weights.find(DIGEST))
         store.delete([f"weights/{DIGEST}"])
         assert eventually(lambda: store.list("")) == {f"weights/{DIGEST}": len(DATA)}
@@ -146,7 +151,7 @@ def test_the_address_of_weights_is_renewed_before_it_expires(
 ) -> None:
     clock = Clock()
     (tmp_path / f"{DIGEST}.weights").write_bytes(DATA)
-    with closing(StoredWeights(store, tmp_path, 60, clock)) as weights:
+    with closing(StoredWeights(store, tmp_path, 60, is_leading, clock)) as weights:
         url = eventually(lambda: weights.find(DIGEST))
         clock.now += 29
         assert weights.find(DIGEST) == url
@@ -158,7 +163,7 @@ def test_the_address_of_weights_is_renewed_before_it_expires(
 
 def test_an_update_is_collected_part_by_part(store: ObjectStore, tmp_path: Path) -> None:
     update = Update(tmp_path)
-    with closing(StoredUpdates(store, tmp_path, 60)) as updates:
+    with closing(StoredUpdates(store, tmp_path, 60, is_leading)) as updates:
         grant = updates.grant(PLACE, update.manifest)
         starts = [(one.start, one.size) for one in grant.parts]
         assert starts == [(i * SMALLEST, SMALLEST) for i in range(3)] + [(3 * SMALLEST, 25_600)]
@@ -171,12 +176,12 @@ def test_an_upload_continues_with_the_parts_that_are_missing(
     store: ObjectStore, tmp_path: Path
 ) -> None:
     update = Update(tmp_path)
-    with closing(StoredUpdates(store, tmp_path, 60)) as updates:
+    with closing(StoredUpdates(store, tmp_path, 60, is_leading)) as updates:
         send(updates.grant(PLACE, update.manifest), slice(2))
         eventually(lambda: len(update.read()) == 2 * SMALLEST)
     with update.path.open("ab") as file:
         file.write(b"of a part that a killed coordinator began")
-    with closing(StoredUpdates(store, tmp_path, 60)) as updates:  # the next process
+    with closing(StoredUpdates(store, tmp_path, 60, is_leading)) as updates:  # the next process
         grant = updates.grant(PLACE, update.manifest)
         assert [one.start for one in grant.parts] == [2 * SMALLEST, 3 * SMALLEST]
         send(grant, slice(1, None))
@@ -191,17 +196,17 @@ def test_an_expired_address_is_refused_and_the_next_grant_has_another(
     store: ObjectStore, tmp_path: Path
 ) -> None:
     update = Update(tmp_path)
-    with closing(StoredUpdates(store, tmp_path, 1)) as updates:
+    with closing(StoredUpdates(store, tmp_path, 1, is_leading)) as updates:
         old = updates.grant(PLACE, update.manifest)
         eventually(lambda: "403" in str(send(old, slice(1)).failure))
-    with closing(StoredUpdates(store, tmp_path, 60)) as updates:
+    with closing(StoredUpdates(store, tmp_path, 60, is_leading)) as updates:
         assert send(updates.grant(PLACE, update.manifest)).complete
         eventually(lambda: update.read() == DATA)
 
 
 def test_an_address_permits_one_size(store: ObjectStore, tmp_path: Path) -> None:
     update = Update(tmp_path)
-    with closing(StoredUpdates(store, tmp_path, 60)) as updates:
+    with closing(StoredUpdates(store, tmp_path, 60, is_leading)) as updates:
         (first, *_) = updates.grant(PLACE, update.manifest).parts
         for size in (first.size + 1, first.size - 1):
             tried = end(PartUpload(HttpAccess(), {first.url: memoryview(bytes(size))}, "w1"))
@@ -215,7 +220,7 @@ def test_a_part_of_another_size_is_removed(
     """Some stores do not check the size that they signed."""
     update = Update(tmp_path)
     (large := tmp_path / "large").write_bytes(bytes(SMALLEST + 1))
-    with closing(StoredUpdates(store, tmp_path, 60)) as updates:
+    with closing(StoredUpdates(store, tmp_path, 60, is_leading)) as updates:
         grant = updates.grant(PLACE, update.manifest)
         key = updates._expected[PLACE].name(0)
         store.put(key, large)
@@ -227,7 +232,7 @@ def test_a_part_of_another_size_is_removed(
 
 def test_what_nobody_expects_is_removed(store: ObjectStore, tmp_path: Path) -> None:
     update, clock = Update(tmp_path), Clock()
-    with closing(StoredUpdates(store, tmp_path, 60, clock)) as updates:
+    with closing(StoredUpdates(store, tmp_path, 60, is_leading, clock)) as updates:
         grant = updates.grant(PLACE, update.manifest)
         update.path.unlink()  # the task was given up
         eventually(lambda: not updates._expected)
@@ -246,7 +251,7 @@ def test_work_goes_on_when_the_store_is_back(
     update = Update(tmp_path)
     with closing(Way(endpoint)) as way:
         store = open_store(way.endpoint, tmp_path)
-        with closing(StoredUpdates(store, tmp_path, 60)) as updates:
+        with closing(StoredUpdates(store, tmp_path, 60, is_leading)) as updates:
             grant = updates.grant(PLACE, update.manifest)
             way.break_down()
             eventually(lambda: "503" in caplog.text)
@@ -346,6 +351,44 @@ def test_an_update_with_another_digest_is_refused_and_its_agent_told(
         assert [one.start for one in again.parts] == [0]
 
 
+def test_an_update_that_is_replaced_in_the_store_again_and_again_comes_in_chunks(
+    store: ObjectStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anyone who may write to the bucket can do this, so it must not count against the agent."""
+    memory, clock, folding = MemoryBroker(), Clock(), Folding()
+    with closing(StoreTransfers(store, tmp_path, 100, 60)) as transfers:
+        fleet = MessageLoop(
+            MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(urls=transfers), clock=clock
+        )
+        fleet.endpoint.announce()
+        agent, made = ScriptedAgent(memory, "a"), task("a")
+        listen(fleet)
+        fleet.driver.begin(begin_phase(fleet, [made]), folding)
+        offer, chunks = agent.make_update(made, {"w": np.zeros(200, np.float32)})
+
+        def turn() -> list[messages.Message]:
+            clock.now += 0.5
+            listen(fleet)
+            return agent.heard()
+
+        for last in (False, False, True):
+            agent.heard()
+            agent.say(offer)
+            (grant,) = turn()
+            assert isinstance(grant, messages.Grant)
+            assert send(grant, data=bytes(offer.manifest.size)).complete
+            heard = eventually(turn)
+            refusal = next(one for one in heard if isinstance(one, messages.Refusal))
+            assert "The store held other bytes" in refusal.reason
+            grants = [one for one in heard if isinstance(one, messages.Grant)]
+            assert [(one.parts, one.open) for one in grants] == ([((), True)] if last else [])
+        assert "check who else may write to it" in caplog.text
+        agent.send_chunks(offer, chunks)
+        heard = eventually(turn)
+        assert messages.Receipt(offer.manifest.transfer, True) in heard
+    assert [one.agent for one in folding.updates] == ["a"]
+
+
 def test_an_address_that_cannot_be_signed_is_asked_for_again(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +402,45 @@ def test_an_address_that_cannot_be_signed_is_asked_for_again(
         assert (grant.open, grant.parts) == (False, ())
         monkeypatch.undo()
         assert transfers.grant(PLACE, update.manifest).open
+
+
+def test_a_displaced_coordinator_collects_and_removes_nothing_more(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    """Its main loop hangs, and the coordinator that took over collects into the same file."""
+    update, lock = Update(tmp_path), run_lock.acquire(tmp_path)
+
+    def leads() -> bool:
+        return run_lock.is_present(lock, tmp_path)
+
+    with closing(StoredUpdates(store, tmp_path, 60, leads)) as updates:
+        grant = updates.grant(PLACE, update.manifest)
+        send(grant, slice(1))
+        eventually(lambda: len(update.read()) == SMALLEST)
+        successor = run_lock.replace(tmp_path)
+        send(grant, slice(1, None))
+        updates.grant(PLACE, update.manifest)  # wakes the thread
+        eventually(lambda: not updates._thread._woken.is_set())
+        assert len(update.read()) == SMALLEST
+        assert len(store.list("")) == 3
+        with closing(StoredUpdates(store, tmp_path, 60, is_leading)) as others:
+            others.grant(PLACE, update.manifest)
+            eventually(lambda: update.read() == DATA)
+    for handle in (lock, successor):
+        run_lock.release(handle)
+
+
+def test_weights_stay_in_the_store_when_a_displaced_coordinator_withdraws_them(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    (tmp_path / f"{DIGEST}.weights").write_bytes(DATA)
+    leading = [True]
+    with closing(StoredWeights(store, tmp_path, 60, lambda: leading[0])) as weights:
+        eventually(lambda: weights.find(DIGEST))
+        leading[0] = False
+        weights.withdraw(DIGEST)
+        eventually(lambda: not weights._thread._woken.is_set())
+    assert list(store.list("")) == [f"weights/{DIGEST}"]
 
 
 @pytest.mark.parametrize("displaced", [False, True])

@@ -233,3 +233,20 @@ def test_a_disk_that_fails_does_not_end_the_worker(bench: Bench, tmp_path: Path)
     bench.receiver.obey(Receive(1, AGENT, MANIFEST, str(tmp_path / "none" / "x.update")), 0.0)
     assert [type(one).__name__ for one in bench.reports] == ["Failed"]
     assert not bench.receiver.busy
+
+
+def test_a_worker_of_a_displaced_coordinator_leaves_a_whole_update_to_the_later_one(
+    memory: MemoryBroker, tmp_path: Path
+) -> None:
+    """Both write the same file, and the one that renames it second would fail."""
+    leading = [True]
+    bench = Bench(memory, tmp_path)
+    bench.receiver = UpdateReceiver(
+        bench.link, RUN, EPOCH, bench.reports.append, leads=lambda: leading[0]
+    )
+    bench.order()
+    bench.send(*list_chunks()[:3])
+    leading[0] = False
+    bench.send(*list_chunks()[3:])
+    assert not bench.path.exists()
+    assert not any(isinstance(one, Whole) for one in bench.reports)

@@ -13,8 +13,10 @@ import pytest
 
 from coordinator.broker import local_broker as brokers
 from coordinator.fleet.update_inbox import Inbox
+from coordinator.store import run_lock
 from coordinator.update_workers import worker_messages, worker_pool
 from coordinator.update_workers.worker_pool import WorkerPool, WorkerSettings
+from coordinator.update_workers.worker_process import LOOK
 from federated.errors import Refused
 from federated.task import Key
 from federated.wire import envelope, messages, topics
@@ -146,3 +148,22 @@ def test_a_worker_that_hangs_does_not_block_the_coordinator(
             return bool(pool.pids) and pool.pids != [hanging]
 
         eventually(is_replaced)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no standby takes a lock away on Windows")
+def test_the_workers_of_a_coordinator_that_hangs_end_when_another_takes_over(
+    address: str, tmp_path: Path
+) -> None:
+    """A broker that speaks MQTT 3.1.1 does not tell them. The workers of both coordinators have the
+    same names and write the same files.
+    """
+    lock = run_lock.acquire(tmp_path)
+    with closing(WorkerPool(WorkerSettings(2, address, RUN), 1, sync=True, lock=tmp_path)) as pool:
+        first = {one._process for one in pool._workers}
+        time.sleep(2 * LOOK)
+        assert not any(one.poll() for one in first if one is not None), "they end"
+        successor = run_lock.replace(tmp_path)
+        # nobody takes the pool's reports, as in a coordinator that hangs
+        eventually(lambda: all(one is not None and one.poll() == 0 for one in first))
+    for handle in (lock, successor):
+        run_lock.release(handle)
