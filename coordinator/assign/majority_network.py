@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median_low
+from typing import TypeVar
 
 from coordinator.assign.claimed_count_limit import limit_counts
 from coordinator.settings.config import Config
@@ -21,9 +22,11 @@ __all__ = [
     "describe_form",
     "explain_unit_mismatch",
     "find_majority",
+    "find_outliers",
     "pool_moments",
 ]
 
+Name = TypeVar("Name", str, int)
 MAX_SPREADS = 10.0  # times the median spread: limit of a card's moments
 MAX_DEVIATIONS = 100.0  # of the network, from its mean: data beyond are in other units
 MAX_CLASSES = 2  # times the median: limit of a card's classes
@@ -61,11 +64,11 @@ def find_majority(cards: Mapping[str, Card]) -> dict[str, Card]:
     return found if 2 * len(found) > len(cards) else {}
 
 
-def find_outliers(moments: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> set[str]:
+def find_outliers(moments: Mapping[Name, tuple[Sequence[float], Sequence[float]]]) -> set[Name]:
     """Return the agents whose mean or deviation is far from the median. The unit of distance is the
     median deviation within agents plus that between agents.
     """
-    found = set[str]()
+    found = set[Name]()
     channels = len(next(iter(moments.values()))[0])
     for i in range(channels):
         middle = median_low(mean[i] for mean, _ in moments.values())

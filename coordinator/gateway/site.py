@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from coordinator.access.broker_setup import BrokerAccess
 from coordinator.assign.eligibility import Eligibility
 from coordinator.assign.majority_network import find_majority
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.fleet.run_clock import RunClock
-from coordinator.gateway.site_profile import GatewayFacts, combine_profiles
+from coordinator.gateway.site_profile import GatewayFacts, combine_profiles, select_alike
 from coordinator.gateway.site_rounds import SiteRounds
 from coordinator.observe.events import (
     AgentJoined,
@@ -28,6 +30,8 @@ from coordinator.observe.events import (
 )
 from coordinator.round.round_state import Rules
 from coordinator.settings.config import Config
+from coordinator.trust.configured_defences import Defences
+from coordinator.trust.norm_and_privacy_tables import open_tables
 from federated.errors import FleetError
 from federated.runtime.console import Say
 from federated.runtime.unit_formatting import format_count
@@ -49,6 +53,8 @@ MEASURING = 300.0  # seconds for the devices to measure themselves after the run
 # as long as that half took, and take part later if they need more
 GRACE = 10.0
 FAREWELL = 5.0  # seconds for the devices to leave before their broker stops
+NORMS = "norms.sqlite"  # of the devices' updates, by which later ones are bounded
+DEFAULTS = Config().robust
 NEVER = threading.Event()  # is not set
 BURST = 64  # messages of devices before the uplink is looked at again
 
@@ -102,8 +108,12 @@ class Site:
             clock=RunClock(),
         )
         self._fleet.follow(broker_access=access)
-        self._combined: tuple[tuple[Profile, ...], Profile] | None = None
-        self.rounds = SiteRounds(self._fleet, say)
+        self._combined: tuple[tuple[Profile, ...], float, Profile] | None = None
+        self._alike: tuple[tuple[Profile, ...], tuple[Profile, ...]] = (), ()  # all; those alike
+        self._tables = open_tables(folder / NORMS)
+        self._defences = Defences(Config(), self._tables, folder, 0)
+        self.follow(card)
+        self.rounds = SiteRounds(self._fleet, self._defences, self.list_alike, say)
         self._admit(card.network)
         self._fleet.endpoint.announce()
 
@@ -122,7 +132,16 @@ class Site:
                 "lacks: install the package that provides it; networks given as module:function "
                 "are not supported"
             )
-        return replace(card, session=self._session, codec=RAW.name)
+        return replace(card, session=self._session, codec=RAW.name, heartbeat=0.0)
+
+    def follow(self, card: messages.Run) -> None:
+        """Apply the limits of the run to the devices' updates from now on."""
+        robust = self._defences.config.robust
+        bound = DEFAULTS.bound if card.bound is None else card.bound
+        examples = DEFAULTS.examples if card.examples is None else card.examples
+        if (robust.bound, robust.examples) != (bound, examples):
+            limits = structs.replace(DEFAULTS, bound=bound, examples=examples)
+            self._defences.config = structs.replace(Config(), robust=limits)
 
     def _admit(self, network: Network | None) -> None:
         self._fleet.admit(SiteEligibility(Config(), network, graphs=self._use_graphs))
@@ -149,13 +168,26 @@ class Site:
         known = [agents[name] for name in sorted(agents) if not agents[name].refused]
         return tuple(agent.profile for agent in known if agent.profile is not None)
 
+    def list_alike(self) -> tuple[Profile, ...]:
+        """Return the profiles of the devices that the gateway speaks for and gives tasks to."""
+        known, (before, alike) = self.list_profiles(), self._alike
+        if known != before:
+            self._alike = known, select_alike(known)
+            for one in known:
+                if one not in self._alike[1] and (one in alike or one not in before):
+                    self._say(
+                        f"device {one.agent} gets no tasks, because it is far weaker than most of "
+                        "this site: start another gateway for such devices"
+                    )
+        return self._alike[1]
+
     # ---- as the device of an agent ---------------------------------------------------------------
 
     def describe(self) -> Profile:
         """Return the profile of the gateway with its present devices. Raises FleetError without
         any.
         """
-        known = self.list_profiles()
+        known = self.list_alike()
         if not known:
             raise FleetError("no device of this site measured itself for the run")
         if self._fleet.run.network is None:
@@ -167,9 +199,10 @@ class Site:
                 "yet that decides: give the coordinator data of its own, or join with devices that "
                 "have data of one form"
             )
-        if self._combined is None or self._combined[0] != known:
-            self._combined = known, combine_profiles(self._gateway, known)
-        return self._combined[1]
+        ratio = self._defences.config.robust.examples
+        if self._combined is None or self._combined[:2] != (known, ratio):
+            self._combined = known, ratio, combine_profiles(self._gateway, known, ratio)
+        return self._combined[2]
 
     def measure(
         self,
@@ -183,7 +216,8 @@ class Site:
 
         alive: called while waiting.
         """
-        site_card = self._adapt(card)
+        # the site's own number of devices decides on their heartbeats
+        site_card = replace(self._adapt(card), heartbeat=self._fleet.run.heartbeat)
         if site_card != self._fleet.run:
             self._admit(card.network)
             self._fleet.reannounce(site_card)
@@ -254,6 +288,7 @@ class Site:
             self._fleet.dismiss(reason, FAREWELL)
         else:
             self._fleet.endpoint.withdraw()
+        self._tables.close()
 
     def _report(self, event: Event) -> None:
         match event:

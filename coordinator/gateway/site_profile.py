@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import platform
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import median_high, median_low
 
 from coordinator.assign.claimed_count_limit import limit_counts
-from coordinator.assign.majority_network import pool_moments
+from coordinator.assign.majority_network import find_outliers, pool_moments
+from coordinator.trust.message_checks import EXAMPLES
 from federated.install_command import NAME
 from federated.runtime.provenance import versions
 from federated.runtime.unit_formatting import format_count
-from federated.task import Card, Profile, Timing
+from federated.task import MOST_WATTS, Card, Profile, Timing
 from federated.wire import envelope
 from federated.wire.codecs.catalogue import codec_names
 from federated.wire.link import Probe
 
-__all__ = ["GatewayFacts", "combine_profiles"]
+__all__ = ["GatewayFacts", "combine_profiles", "limit_cards", "select_alike", "sum_counts"]
+
+MUCH = 10.0  # times the median: a device that differs by more is left out
 
 
 @dataclass(frozen=True)
@@ -33,13 +40,64 @@ class GatewayFacts:
     probe: Probe
 
 
-def combine_profiles(gateway: GatewayFacts, devices: Sequence[Profile]) -> Profile:
+@dataclass(frozen=True)
+class CountLimits:
+    """The largest numbers with which one device of a site counts.
+
+    examples: of training, and batches.
+    held_out: examples of scores.
+    """
+
+    examples: int
+    held_out: int
+
+
+def limit_cards(cards: Collection[Card], ratio: float) -> CountLimits:
+    """Return the limits: a multiple of the median over the devices, as at the coordinator. 0: only
+    what a profile may state.
+    """
+    held_out = [one.held_out for one in cards if one.held_out]
+    if not ratio or not cards:
+        return CountLimits(EXAMPLES - 1, EXAMPLES - 1)
+    most = limit_counts((one.examples for one in cards), ratio)
+    return CountLimits(most, limit_counts(held_out, ratio) if held_out else 0)
+
+
+def select_alike(devices: Sequence[Profile]) -> tuple[Profile, ...]:
+    """Return the devices that are about as able as most: the gateway promises only what each of
+    them can do, so a single one that is far weaker, or says so, would decide for all.
+
+    Left out is a device without a capability, or without the time of a submodel, that more than
+    half of the devices have; with much less memory than the median; or that is much slower.
+    """
+    if not devices:
+        return ()
+    able = Counter(name for one in devices for name in set(one.capabilities))
+    seconds = [{(t.submodel, t.batch): t.seconds for t in one.timings} for one in devices]
+    timed = [key for key, count in Counter(chain(*seconds)).items() if 2 * count > len(devices)]
+    slowest = {
+        key: MUCH * median_high(known[key] for known in seconds if key in known) for key in timed
+    }
+    least = median_low(one.memory for one in devices) / MUCH
+    return tuple(
+        one
+        for one, known in zip(devices, seconds, strict=True)
+        if one.memory >= least
+        and all(2 * able[name] <= len(devices) or name in one.capabilities for name in able)
+        and all(known.get(key, math.inf) <= most for key, most in slowest.items())
+    )
+
+
+def combine_profiles(gateway: GatewayFacts, devices: Sequence[Profile], ratio: float) -> Profile:
     """Return the profile of a gateway. It promises what each of its devices can do: all of them get
     the submodel that the coordinator assigns to the gateway.
+
+    ratio: see `limit_cards`.
     """
     capabilities = frozenset.intersection(*(frozenset(one.capabilities) for one in devices))
     watts = [one.watts for one in devices]
     chunk, uplink = gateway.probe
+    limits = limit_cards([one.data for one in devices], ratio)
     return Profile(
         gateway.name,
         platform.node(),
@@ -49,35 +107,45 @@ def combine_profiles(gateway: GatewayFacts, devices: Sequence[Profile]) -> Profi
         uplink,
         chunk,
         f"gateway of {format_count(len(devices), 'device')}",
-        combine_cards([one.data for one in devices]),
-        combine_timings(devices),
+        combine_cards([one.data for one in devices], limits),
+        combine_timings(devices, limits),
         labels=gateway.labels,
         codecs=codec_names(),
         capabilities=tuple(sorted(capabilities)),
-        watts=sum(watts) if all(watts) else 0.0,
+        watts=min(sum(watts), MOST_WATTS) if all(watts) else 0.0,
         devices=len(devices),
         protocol=envelope.PROTOCOL,
         software=f"edge-gateway {versions([NAME])[NAME]}".rstrip(),
     )
 
 
-def combine_cards(cards: Sequence[Card]) -> Card:
-    """Return the description of all data together. They have the same form.
+def sum_counts(cards: Iterable[Card], limits: CountLimits) -> tuple[int, int]:
+    """Return the examples of all devices together, and those held out, as a profile states them."""
+    examples = held_out = 0
+    for card in cards:
+        examples += min(card.examples, limits.examples)
+        held_out += min(card.held_out, limits.held_out)
+    return min(examples, EXAMPLES - 1), min(held_out, EXAMPLES - 1)
 
-    No device counts with more than ten times the median number of examples (see `limit_counts`).
+
+def combine_cards(cards: Sequence[Card], limits: CountLimits) -> Card:
+    """Return the description of all data together. They have the same form. Moments that are far
+    from those of most devices are left out.
     """
-    most = limit_counts(one.examples for one in cards)
-    counts = [min(one.examples, most) for one in cards]
-    mean, std = pool_moments([(c.mean, c.std, n) for c, n in zip(cards, counts, strict=True)])
-    shift, scale = pool_moments([(c.shift, c.scale, n) for c, n in zip(cards, counts, strict=True)])
-    first = cards[0]
+    odd = find_outliers({i: (c.mean, c.std) for i, c in enumerate(cards)})
+    odd |= find_outliers({i: (c.shift, c.scale) for i, c in enumerate(cards)})
+    usual = [
+        (card, min(card.examples, limits.examples)) for i, card in enumerate(cards) if i not in odd
+    ]
+    mean, std = pool_moments([(c.mean, c.std, n) for c, n in usual])
+    shift, scale = pool_moments([(c.shift, c.scale, n) for c, n in usual])
+    first = usual[0][0]
     return Card(
         first.name,
         first.inputs,
         first.dtype,
         max(one.outputs for one in cards),
-        sum(counts),
-        sum(min(one.held_out, most) for one in cards),
+        *sum_counts(cards, limits),
         mean,
         std,
         first.target,
@@ -88,15 +156,14 @@ def combine_cards(cards: Sequence[Card]) -> Card:
     )
 
 
-def combine_timings(devices: Sequence[Profile]) -> tuple[Timing, ...]:
+def combine_timings(devices: Sequence[Profile], limits: CountLimits) -> tuple[Timing, ...]:
     """Return the timings of the submodels that all devices timed.
 
     The devices train at the same time, each on its own examples, while the coordinator predicts the
     time that one device takes for all of them. So a step of the gateway takes a device's share of
     all examples times its seconds, of the device that takes longest.
     """
-    most = limit_counts(one.data.examples for one in devices)
-    counts = [min(one.data.examples, most) for one in devices]
+    counts = [min(one.data.examples, limits.examples) for one in devices]
     seconds = [{(t.submodel, t.batch): t.seconds for t in one.timings} for one in devices]
     return tuple(
         Timing(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from coordinator.round import round_events as on
 from coordinator.round.leases import SLACK
 from coordinator.round.round_state import Agent
 from coordinator.round.task_state import MAX_LEASES, Planned
+from coordinator.trust.configured_defences import Defences
 from federated.device.agent_run_files import GRAPH
 from federated.device.task_runner_interface import Outcome
 from federated.errors import EspalierError, Refused, describe_os_error
 from federated.runtime.console import Say
 from federated.runtime.unit_formatting import format_count
 from federated.system.file_mapping import map_file
-from federated.task import Task
+from federated.task import Profile, Task
 from federated.wire import messages, topics
 from federated.wire.codecs.catalogue import find_loaded_codec
 from federated.wire.codecs.codec import encode_update
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 
 # share of the time for a task that its devices get; the rest is for the gateway's own upload
 SHARE = 0.9
+STEPS = 1 << 62  # more than a message can state
 NO_DEVICES = "no device of this site is connected and able to do it"
 NOTHING = "no device of this site delivered: see the gateway's log"
 
@@ -48,9 +51,17 @@ class SiteRounds:
     progress: steps that the devices took in the current task, as they report them, and 0.
     """
 
-    def __init__(self, fleet: MessageLoop, say: Say) -> None:
+    def __init__(
+        self,
+        fleet: MessageLoop,
+        defences: Defences,
+        list_devices: Callable[[], Sequence[Profile]],
+        say: Say,
+    ) -> None:
+        """list_devices: returns the profiles of the devices that may get tasks."""
         self.progress = (0, 0)
-        self._fleet, self._say = fleet, say
+        self._fleet, self._defences, self._say = fleet, defences, say
+        self._list_devices = list_devices
         self._current: tuple[Task, SiteSum, Path] | None = None
         self._outcome: Outcome | None = None
 
@@ -59,13 +70,18 @@ class SiteRounds:
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         """Publish the weights at the site's broker, once for all devices, and send the tasks."""
         self._outcome, self.progress = None, (0, 0)
-        devices = [one for one in self._fleet.list_ready() if is_able(one, task)]
+        cards = {one.agent: one.data for one in self._list_devices()}
+        devices = [
+            one for one in self._fleet.list_ready() if one.name in cards and is_able(one, task)
+        ]
         if not devices:
             self._outcome = Outcome(task, None, NO_DEVICES, full=True)
             return
         try:
             slot = self._publish(task, weights)
-            collector = SiteSum(self._fleet.agents, weights)
+            collector = SiteSum(task, cards, weights, self._defences)
+            if task.work == "train":
+                self._defences.begin(task.round, (task.submodel,))
         except (EspalierError, OSError, ValueError) as error:
             self._outcome = make_failure(task, error)
             return
@@ -84,7 +100,8 @@ class SiteRounds:
         """Return the outcome of the task once all devices delivered or failed."""
         if self._current is not None:
             shown = [one.shown[1] + one.came for one in self._fleet.tasks]
-            self.progress = (sum(shown), 0)
+            # only a change counts, and no device may claim more than a message can hold
+            self.progress = (sum(shown) % STEPS, 0)
             if self._fleet.driver.phase.closed:
                 self._finish(*self._current)
         outcome, self._outcome = self._outcome, None
@@ -136,7 +153,8 @@ class SiteRounds:
             self._outcome = Outcome(task, None, NOTHING)
             return
         try:
-            update = collector.make_update(task)
+            self._defences.write()
+            update = collector.make_update()
             encoded = encode_update(update, find_loaded_codec(task.codec), collector.weights)
             with result.open("wb") as file:
                 file.writelines(encoded)

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,30 @@ import numpy as np
 import torch
 
 from coordinator.assign.affordable_submodels import count_steps
-from coordinator.assign.claimed_count_limit import limit_counts
-from coordinator.round.collector_interface import Collector
-from coordinator.round.round_state import Agent
+from coordinator.gateway.site_profile import limit_cards, sum_counts
+from coordinator.observe.fleet_scores import scale_down
+from coordinator.round.collector_interface import Collector, limit_size
 from coordinator.round.task_state import TaskState
-from coordinator.trust.message_checks import check_scores, check_statistics, check_training
-from coordinator.trust.tensor_checks import check_weights
+from coordinator.round.tensor_check import TensorCheck
+from coordinator.trust.configured_defences import Defences
+from coordinator.trust.message_checks import EXAMPLES, HUGE
+from coordinator.trust.tensor_checks import examine
+from coordinator.trust.update_checks import (
+    accept_training,
+    check_report,
+    count_answers,
+    limit_claims,
+)
 from federated.engine.aggregate import Total, fold, mean
 from federated.engine.sums_of_squares import sum_squares
 from federated.engine.update_contributions import Part
 from federated.system.file_mapping import map_file
-from federated.task import Task, Update
+from federated.task import Card, Task, Update
 from federated.training import score_sums
+from federated.training.score_sums import Tally
 from federated.wire import tensors
 from federated.wire.codecs.codec import Tensors
+from federated.wire.codecs.raw import RAW
 from models.slicing import corner
 
 __all__ = ["SiteSum"]
@@ -38,40 +49,43 @@ class SiteSum(Collector):
 
     Sums are float64, so that the mean is rounded only once, to float32.
 
-    A device counts with at most ten times the median number of examples, as at the coordinator.
+    A device counts with a limited number of examples (see `limit_cards`), as at the coordinator.
 
     weights: the weights of the task, as the gateway and its devices received them.
     agents: the devices whose updates were folded, in order.
     """
 
-    def __init__(self, agents: Mapping[str, Agent], weights: Path) -> None:
-        """agents: of the site, by name. Raises OSError, WireError."""
+    def __init__(
+        self, task: Task, cards: Mapping[str, Card], weights: Path, defences: Defences
+    ) -> None:
+        """task: of the gateway. cards: of the devices, by name. Raises OSError, WireError."""
         self.weights: Tensors = tensors.decode(map_file(weights))[1]
         self.agents: list[str] = []
-        known = {name: one.profile for name, one in agents.items() if one.profile is not None}
-        self._examples = {name: profile.data.examples for name, profile in known.items()}
-        self._most = limit_counts(self._examples.values()) if known else 0
+        self._task, self._cards, self._defences = task, cards, defences
+        self._limits = limit_cards(cards.values(), defences.config.robust.examples)
         self._total = Total()
-        self._shapes = {name: tuple(value.shape) for name, value in self.weights.items()}
-        self._norms = {name: math.sqrt(sum_squares(v)) for name, v in self.weights.items()}
+        shapes = {name: tuple(value.shape) for name, value in self.weights.items()}
+        norms = {name: math.sqrt(sum_squares(v)) for name, v in self.weights.items()}
+        self._wanted = TensorCheck(RAW.name, limit_size(task), shapes, norms, defences.measures)
         self._samples, self._steps, self._batches, self._loss = 0, 0, 0, 0.0
         self._labels = set[int]()
-        self._tallies: list[Mapping[str, Any]] = []
+        self._tallies: list[Mapping[str, Tally]] = []
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
-        if task.work == "calibrate":
-            check_statistics(update)
-        elif task.work == "evaluate":
-            check_scores(update)
+        card = self._cards.get(task.agent)
+        if task.work == "train":
+            examined = examine(update, self._wanted, self.weights)
+            accept_training(task, examined, card, elapsed, self._defences)
         else:
-            examples = self._examples.get(task.agent, 0)
-            check_weights(update, self._shapes, self._norms)
-            check_training(update, examples, count_steps(task.recipe, examples), elapsed)
+            check_report(task, update, card, elapsed)
 
     def fold(self, state: TaskState, update: Update) -> None:
         """Add an update, and those of its notes that `check` looked at."""
-        samples, notes = min(update.samples, self._most), update.notes
-        batches = min(notes["batches"], self._most) if update.work == "calibrate" else 0
+        scored = update.work == "evaluate"
+        most, notes = self._limits.held_out if scored else self._limits.examples, update.notes
+        counted = limit_claims(update, self._task.recipe, most)
+        samples = counted.samples
+        batches = min(notes["batches"], most) if update.work == "calibrate" else 0
         weight = float(batches or samples)
         parts = [
             Part(
@@ -88,17 +102,25 @@ class SiteSum(Collector):
         self._samples += samples
         self._batches += batches
         if update.work == "train":
-            self._steps = max(self._steps, update.steps)
+            self._steps = max(self._steps, counted.steps)
             self._loss += samples * float(notes["loss"])
             self._labels.update(notes.get("labels", ()))
         if update.work != "calibrate":
-            self._tallies.append(notes.get("tallies", {}))
+            answers = self._limits.held_out * count_answers(update.submodel.network)
+            tallies = notes.get("tallies", {})
+            self._tallies.append({view: scale_down(one, answers) for view, one in tallies.items()})
 
-    def make_update(self, task: Task) -> Update:
-        """Return the update of the gateway for its task. At least one device's update is in it."""
+    def make_update(self) -> Update:
+        """Return the update of the gateway for its task. At least one device's update is in it.
+
+        It counts no more than the gateway's profile states: otherwise the coordinator refuses it.
+        """
+        task = self._task
+        examples, held_out = sum_counts(self._cards.values(), self._limits)
         found = {
             name: mean(one).to(torch.float32).numpy() for name, one in self._total.sums.items()
         }
+        most = held_out if task.work == "evaluate" else examples
         return Update(
             task.run,
             task.round,
@@ -107,24 +129,43 @@ class SiteSum(Collector):
             task.work,
             task.submodel,
             task.version,
-            self._samples,
-            self._steps,
+            min(self._samples, most),
+            min(self._steps, count_steps(task.recipe, examples)),
             found,
-            self._make_notes(task),
+            self._make_notes(),
         )
 
-    def _make_notes(self, task: Task) -> dict[str, Any]:
+    def _make_notes(self) -> dict[str, Any]:
+        task = self._task
         if task.work == "calibrate":
-            return {"batches": self._batches}
+            return {"batches": min(self._batches, EXAMPLES - 1)}
         notes = dict[str, Any]()
         if task.work == "train":
-            notes["loss"] = self._loss / self._samples
+            notes["loss"] = limit_sum(self._loss / self._samples)
             if task.recipe.labels:
                 notes["labels"] = sorted(self._labels)
-        # a view of only some devices would not be about the same examples as the others
-        views = set(self._tallies[0]).intersection(*self._tallies[1:])
-        if views:
-            notes["tallies"] = {
-                view: score_sums.add(one[view] for one in self._tallies) for view in sorted(views)
-            }
+        if tallies := select_common(self._tallies):
+            notes["tallies"] = tallies
         return notes
+
+
+def select_common(tallies: Sequence[Mapping[str, Tally]]) -> dict[str, Tally]:
+    """Return the sums of the views that most devices sent, over the devices that sent all of them:
+    views of other devices would not be about the same examples, and a device that leaves out some
+    must not hide those of the site.
+    """
+    sent = Counter(tuple(sorted(one)) for one in tallies)
+    views = max(sent, key=lambda some: (sent[some], len(some), some), default=())
+    common = [one for one in tallies if one.keys() >= set(views)]
+    return {
+        view: {
+            name: [limit_sum(value) for value in values]
+            for name, values in score_sums.add(one[view] for one in common).items()
+        }
+        for view in views
+    }
+
+
+def limit_sum(value: float) -> float:
+    """Return a sum of what single devices may report, within what the coordinator accepts."""
+    return max(-HUGE, min(HUGE, value))

@@ -21,6 +21,7 @@ __all__ = [
     "list_untrained",
     "make_score",
     "name_headline_metrics",
+    "scale_down",
     "score_devices",
     "score_training",
     "select_overall",

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from coordinator.assign.affordable_submodels import count_steps
 from coordinator.fleet.submodel_shipment import STATS, Shipment, to_torch
 from coordinator.phases.run_context import RunContext
 from coordinator.round.collector_interface import Collector, limit_size
 from coordinator.round.task_state import TaskState
 from coordinator.round.tensor_check import Examined, TensorCheck
-from coordinator.trust.message_checks import check_scores, check_statistics, check_training
 from coordinator.trust.tensor_checks import examine
+from coordinator.trust.update_checks import accept_training, check_report
 from federated.engine.aggregate import Total, fold, mean
 from federated.engine.update_contributions import Part
-from federated.task import Task, Update
+from federated.task import Card, Task, Update
 from federated.wire.codecs.codec import Tensors
 from models.slicing import corner
 from models.submodel import Submodel
@@ -33,24 +33,26 @@ __all__ = [
     "rebuild_shipment",
 ]
 
+FindCard: TypeAlias = Callable[[str], Card | None]
 CACHED = 2  # earlier rounds with shipments in memory
 
 
 class Calibration(Collector):
     """Collects batch norm statistics.
 
+    find_card: returns an agent's description of its data.
     robust: takes the median of each entry over the devices instead of the mean, since a device
         could outweigh all others with the batches that it claims.
     most: batches with which a device counts in the mean; 0: no limit.
     """
 
-    def __init__(self, robust: bool, most: int = 0) -> None:
-        self._robust, self._most = robust, most
+    def __init__(self, find_card: FindCard, robust: bool, most: int = 0) -> None:
+        self._find_card, self._robust, self._most = find_card, robust, most
         self._total = Total()
         self._values: dict[str, list[torch.Tensor]] = {}  # by home
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
-        check_statistics(update)
+        check_report(task, update, self._find_card(task.agent), elapsed)
 
     def fold(self, state: TaskState, update: Update) -> None:
         batches = update.notes["batches"]
@@ -75,14 +77,16 @@ class Calibration(Collector):
 class Scoring(Collector):
     """Collects tallies of devices.
 
+    find_card: returns an agent's description of its data.
     found: submodel, agent and tallies of each update.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, find_card: FindCard) -> None:
+        self._find_card = find_card
         self.found: list[tuple[Submodel, str, Any]] = []
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
-        check_scores(update)
+        check_report(task, update, self._find_card(task.agent), elapsed)
 
     def fold(self, state: TaskState, update: Update) -> None:
         self.found.append((update.submodel, update.agent, update.notes["tallies"]))
@@ -139,10 +143,7 @@ def accept_update(run: RunContext, task: Task, examined: Examined, elapsed: floa
     """Raise Refused for an update that must not be folded although its tensors passed their
     checks.
     """
-    agent = run.fleet.agents.get(task.agent)
-    examples = agent.profile.data.examples if agent is not None and agent.profile is not None else 0
-    check_training(examined.header, examples, count_steps(task.recipe, examples), elapsed)
-    run.defences.check(examined.header, examined.changes)
+    accept_training(task, examined, run.find_card(task.agent), elapsed, run.defences)
 
 
 def make_check(run: RunContext, shipment: Shipment, task: Task, weights: str = "") -> TensorCheck:

@@ -158,7 +158,7 @@ class Evaluator:
         submodels = [s for s in submodels if statistics(s)]
         batch = self.run.method.recipe(state, self.run.menu[0]).batch
         most = math.ceil(most_examples / batch)
-        calibration = Calibration(self.run.config.robust.rule != "none", most)
+        calibration = Calibration(self.run.find_card, self.run.config.robust.rule != "none", most)
         tasks = self._plan_tasks(state, shipment, submodels, agents, history)
         self._run_phase(state, "calibrate", tasks, calibration)
         return replace_statistics(state, calibration.statistics())
@@ -190,7 +190,7 @@ class Evaluator:
         shipment = Shipment(self.run.fleet, state, self.run.method, "evaluate", calibrated=True)
         able = [a for a in agents if a.profile is not None and a.profile.data.held_out]
         tasks = self._plan_tasks(state, shipment, submodels, able, history)
-        scoring = Scoring()
+        scoring = Scoring(self.run.find_card)
         self._run_phase(state, "evaluate", tasks, scoring)
         return score_devices(scoring.found, self.run.count_ratio)
 

@@ -16,8 +16,9 @@ from coordinator.store.control_requests import Control
 from coordinator.store.late_update_bases import PastStates
 from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import Defences
+from coordinator.trust.update_checks import find_card
 from federated.method import Method
-from federated.task import Recipe, Task
+from federated.task import Card, Recipe, Task
 from federated.trainer_capabilities import GRAPHS
 from models.submodel import Submodel
 
@@ -100,6 +101,10 @@ class RunContext:
         """Return a task with the training graphs that its agent needs."""
         agent = self.fleet.agents.get(task.agent)
         return self.graphs.complete(task, agent.profile) if agent is not None else task
+
+    def find_card(self, agent: str) -> Card | None:
+        """Return an agent's present description of its data; None if it has sent none."""
+        return find_card(self.fleet.agents, agent)
 
     @property
     def count_ratio(self) -> float:

@@ -14,7 +14,6 @@ from functools import cache
 from immutables import Map
 from msgspec import structs
 
-from coordinator.assign.affordable_submodels import count_steps
 from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.selection import make_generator
 from coordinator.fleet.submodel_shipment import Shipment, to_torch
@@ -42,6 +41,7 @@ from coordinator.round.round_state import RoundPlan
 from coordinator.round.task_state import Planned, Spare, TaskState
 from coordinator.round.tensor_check import Examined, TensorCheck
 from coordinator.settings.config import Config
+from coordinator.trust.update_checks import limit_claims
 from federated.engine import fused_addition
 from federated.engine.aggregate import Total
 from federated.engine.contribution_checks import UnfitPart
@@ -341,16 +341,6 @@ def count_together(state: State) -> int:
         return BATCH
     size = sum(value.nbytes for value in state.tensors.values())
     return max(1, min(BATCH, TOGETHER // max(1, size)))
-
-
-def limit_claims(update: Update, recipe: Recipe, most: int) -> Update:
-    """Return the update with at most this many examples, and with no more steps than they take. 0:
-    no limit.
-    """
-    if not most or update.samples <= most:
-        return update
-    steps = count_steps(replace(recipe, portion=1.0), most)  # the update counts only its portion
-    return replace(update, samples=most, steps=min(update.steps, steps))
 
 
 def complete_recipe(recipe: Recipe, config: Config) -> Recipe:

@@ -135,6 +135,8 @@ def assemble_fleet(
         batch=config.settings["batch"],
         session=secrets.token_hex(8),
         codec=config.wire.codec,
+        bound=config.robust.bound,
+        examples=config.robust.examples,
     )
     card = complete_card(card, method, config.settings)
     epoch, wanted = store.next_epoch(time.time()), options.workers
@@ -146,7 +148,9 @@ def assemble_fleet(
         rules,
         store.journal if rules.durable else None,
         options.urls,
-        WorkerPool(wanted, epoch, sync=rules.durable) if wanted is not None else None,
+        None
+        if wanted is None
+        else WorkerPool(wanted, epoch, sync=rules.durable, lock=store.folder),
     )
     clock = RunClock(options.clock)
     return MessageLoop(link, card, store.spool, intake, publish=oversight.publish, clock=clock)

@@ -26,6 +26,9 @@ from models.submodel import MAX_AXES, MAX_OUTPUTS
 from models.submodel_building import statistics
 
 __all__ = [
+    "EXAMPLES",
+    "HUGE",
+    "check_card",
     "check_match",
     "check_profile",
     "check_scores",

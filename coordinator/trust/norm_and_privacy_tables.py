@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from operator import attrgetter
+from pathlib import Path
 
+from coordinator import database_row_digests
 from coordinator.database_row_digests import seal
 from federated.errors import StoreError, explain_os_errors
 
-__all__ = ["SCHEMA", "WINDOW", "ChangeNorm", "TrustTables"]
+__all__ = ["SCHEMA", "WINDOW", "ChangeNorm", "TrustTables", "open_tables"]
 
 WINDOW = 10  # earlier rounds whose norms bound the updates of a round
 
@@ -101,3 +103,23 @@ class TrustTables:
         self._check()
         with explain_os_errors(StoreError, f"cannot write {what}", sqlite3.Error), self._database:
             yield
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+
+def open_tables(path: Path) -> TrustTables:
+    """Open these tables in a file of their own, and make them if they are missing. Raises
+    StoreError.
+    """
+    with explain_os_errors(StoreError, f"cannot open {path}", sqlite3.Error):
+        database = sqlite3.connect(path)
+        try:
+            if not database.execute("SELECT 1 FROM sqlite_master").fetchall():
+                made = SCHEMA + database_row_digests.SCHEMA
+                database.executescript(f"BEGIN; {made} COMMIT;")
+        except sqlite3.Error:
+            database.close()
+            raise
+    return TrustTables(database)

@@ -131,7 +131,9 @@ def take_card(a: AgentState, e: on.CardCame, out: list[AgentAction]) -> AgentSta
     if e.card.run != a.card.run or e.card == a.card:
         return a
     restarted = e.card.session != a.card.session
-    before = dataclasses.replace(a.card, session=e.card.session, heartbeat=e.card.heartbeat)
+    # no device measures itself by these
+    unmeasured = ("session", "heartbeat", "bound", "examples")
+    before = dataclasses.replace(a.card, **{name: getattr(e.card, name) for name in unmeasured})
     a = replace(a, card=e.card)
     if e.card == before and not restarted:
         return a

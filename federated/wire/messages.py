@@ -172,6 +172,8 @@ class Run:
     menu: all submodels, for a method that surveys the devices at join; otherwise empty.
     codec: name of the codec for trained updates, which the profile must list.
     heartbeat: least seconds between two heartbeats of an agent; 0: the fleet is small.
+    bound, examples: settings `robust.bound` and `robust.examples`, which a gateway applies to its
+        devices; nil: their defaults.
     """
 
     run: Name
@@ -186,6 +188,8 @@ class Run:
     menu: tuple[Submodel, ...] = ()
     codec: Word = "raw"
     heartbeat: Amount = 0.0
+    bound: Amount | None = None
+    examples: Amount | None = None
 
     @property
     def survey_limit(self) -> int:

@@ -103,7 +103,7 @@ def make_statistics(submodel: Submodel, agent: str, value: float, batches: int) 
 def test_statistics_count_with_a_limited_number_of_batches() -> None:
     """3 batches of 1 and 10 of 2**30 batches of 14: (3 x 1 + 10 x 14) / 13 is 11."""
     submodel = menu(network("preresnet", (1, 8, 8), 3), (0.25,), (1,))[0]
-    calibration = Calibration(False, 10)
+    calibration = Calibration(lambda name: None, False, 10)
     for answer in (
         make_statistics(submodel, "a", 1.0, 3),
         make_statistics(submodel, "liar", 14.0, 2**30),
@@ -121,7 +121,7 @@ def test_under_a_robust_rule_a_large_batch_count_does_not_dominate() -> None:
     method = fedavg()
     state = method.start(initial(submodel.network, 0), (submodel,), configure(method, {}))
     for robust, low, high in ((True, 2.0, 2.0), (False, 8.9e9, 9.1e9)):
-        calibration = Calibration(robust)
+        calibration = Calibration(lambda name: None, robust)
         for answer in (
             make_statistics(submodel, "a", 1.0, 3),
             make_statistics(submodel, "b", 2.0, 3),
