@@ -24,7 +24,13 @@ from benchmarks.faults.power_cuts import (
     cut_power_of_coordinator,
     explain_unmountable,
 )
-from benchmarks.faults.real_agent_scenarios import choose_agents, fill_agent_disk, kill_agent
+from benchmarks.faults.real_agent_scenarios import (
+    choose_agents,
+    cut_uplink,
+    fill_agent_disk,
+    kill_agent,
+    kill_gateway,
+)
 from benchmarks.faults.transfer_scenarios import (
     cut_transfers,
     disable_store,
@@ -229,6 +235,8 @@ SCENARIOS: dict[str, Scenario] = {
     "node of a cluster killed": kill_node,
     "agents killed": kill_agents,
     "agent process killed": kill_agent,
+    "gateway killed": kill_gateway,
+    "uplink of a site cut": cut_uplink,
     "upload cut": cut_links("up"),
     "download cut": cut_links("down"),
     "chunks damaged": disturb_chunks(damage),

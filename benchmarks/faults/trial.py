@@ -211,7 +211,7 @@ class Trial:
     def round(self) -> int:
         """Latest round that an agent was asked for."""
         if self.real is not None:
-            return self.coordinator.count("w1-d1.1.1, ")
+            return self.coordinator.count(f" of {self.rounds}: ")
         return max(
             (agent.task.round for agent in self.fleet.agents if agent.task is not None), default=0
         )
@@ -220,7 +220,7 @@ class Trial:
     def accepted(self) -> int:
         """Number of acknowledged updates; with real agents, of finished rounds."""
         if self.real is not None:
-            return self.coordinator.count(" updates, ")
+            return self.coordinator.count(" took ")
         return len(self.acknowledged)
 
     @property

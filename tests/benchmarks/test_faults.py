@@ -44,6 +44,8 @@ REAL = (
     "broker killed",
     "broker without persistence",
     "agent process killed",
+    "gateway killed",
+    "uplink of a site cut",
     "slow subscriber",
     "disk full",
     "power cut",

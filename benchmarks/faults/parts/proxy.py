@@ -42,6 +42,7 @@ class Proxy:
 
     cut_up, cut_down: byte counts of a direction (up: from the client); all connections are cut
         once when a count is reached
+    away: True to cut all connections, and to accept no others
     hold_up, hold_down: times (monotonic, seconds) until which a direction forwards nothing
     cut: number of cuts so far
     """
@@ -50,7 +51,7 @@ class Proxy:
         self.targets, self.delay = targets, delay
         self.cut_up: list[int] = []
         self.cut_down: list[int] = []
-        self.cut = 0
+        self.cut, self.away = 0, False
         self.hold_up = self.hold_down = 0.0
         self._selector = selectors.DefaultSelector()
         self._ways: list[Way] = []
@@ -78,12 +79,14 @@ class Proxy:
                     self._accept()
                 else:
                     self._read(key.data)
+            if self.away:
+                self._cut_all()
             self._pass()
 
     def _accept(self) -> None:
         near, _ = self._server.accept()
-        far = self._connect()
-        if far is None:  # the broker is down
+        far = None if self.away else self._connect()
+        if far is None:  # the broker is down, or the way to it
             near.close()
             return
         for end in (near, far):
