@@ -85,7 +85,9 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
         if metrics is not None:
             undo.callback(metrics.close)
         method, own = check_config(config)
-        store = store or Store.create(runs, config.name, Facts(to_json(config)))
+        store = store or Store.create(
+            runs, config.name, Facts(to_json(config), defaults=to_json(Config()))
+        )
         undo.pop_all()
     return Prepared(config, method, own, store, metrics)
 

@@ -188,7 +188,8 @@ def _conduct(
     check_leaks(config, menu, known=prepared.data is not None)
     for reason in inactive(method, menu, settings):
         log.warning("%s: %s", method.name, reason)
-    store.write_facts(Facts(to_json(config), network, menu, list_reach(method, menu, settings)))
+    reach, defaults = list_reach(method, menu, settings), to_json(Config())
+    store.write_facts(Facts(to_json(config), network, menu, reach, defaults))
     first = [method.start(make_weights(config, network, method), menu, settings)]
     recipes = [method.recipe(first[0], one) for one in menu]
     check_hooks(method, recipes)

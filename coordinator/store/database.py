@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -32,6 +32,7 @@ __all__ = [
     "Facts",
     "create_database",
     "find_copy_damage",
+    "join_settings",
     "make_damage_error",
     "open_database",
     "restore_copy",
@@ -92,12 +93,15 @@ class Facts:
     menu: the submodels that agents train, smallest first.
     reach: name of a submodel in the menu -> names of the submodels that its updates train, without
         branches; empty until the menu is known, and in runs of versions that did not store it.
+    defaults: of the settings. Values equal to them are stored apart: an earlier version does not
+        know newer settings, and reads the others.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
     network: Network | None = None
     menu: tuple[Submodel, ...] = ()
     reach: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
 
 
 def create_database(folder: Path, facts: Facts) -> None:
@@ -242,8 +246,10 @@ def restore_copy(folder: Path) -> bool:
 
 def write_facts(database: sqlite3.Connection, facts: Facts) -> None:
     """Write the description of a run; within the caller's transaction."""
+    chosen, left = split_settings(facts.config, facts.defaults)
     values = {
-        "config": facts.config,
+        "config": chosen,
+        "defaults": left,
         "network": msgspec.to_builtins(facts.network),
         "menu": msgspec.to_builtins(facts.menu),
         "reach": facts.reach,
@@ -253,6 +259,32 @@ def write_facts(database: sqlite3.Connection, facts: Facts) -> None:
         [(key, json.dumps(value)) for key, value in values.items()],
     )
     database_row_digests.seal(database, "facts")
+
+
+def split_settings(
+    config: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings that differ from their defaults, and the others; both with the tables
+    that they are in.
+    """
+    chosen, left = dict[str, Any](), dict[str, Any]()
+    for key, value in config.items():
+        known = defaults.get(key)
+        if isinstance(value, dict) and isinstance(known, dict):
+            for name, one in value.items():
+                same = name in known and known[name] == one
+                (left if same else chosen).setdefault(key, {})[name] = one
+        else:
+            (left if key in defaults and value == known else chosen)[key] = value
+    return chosen, left
+
+
+def join_settings(chosen: Mapping[str, Any], left: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that `split_settings` returned as two."""
+    joined = {**left, **chosen}
+    for key in left.keys() & chosen.keys():
+        joined[key] = {**left[key], **chosen[key]}
+    return joined
 
 
 def write_round(

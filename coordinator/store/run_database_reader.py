@@ -15,7 +15,7 @@ import msgspec
 
 from coordinator.observe.round_records import Entry, Score
 from coordinator.store.agent_tables import AgentTables
-from coordinator.store.database import Facts, open_database
+from coordinator.store.database import Facts, join_settings, open_database
 from coordinator.store.run_folders import DATABASE, make_missing_error
 from federated.errors import StoreError
 from models.submodel import Network, Submodel
@@ -48,7 +48,7 @@ class RunRecords:
         }
         try:
             return Facts(
-                rows.get("config", {}),
+                join_settings(rows.get("config", {}), rows.get("defaults", {})),
                 msgspec.convert(rows.get("network"), Network | None),
                 msgspec.convert(rows.get("menu", []), tuple[Submodel, ...]),
                 msgspec.convert(rows.get("reach", {}), dict[str, tuple[str, ...]]),
@@ -142,6 +142,15 @@ class RunRecords:
         return self._database.execute(
             "SELECT outcome, COUNT(*) FROM updates GROUP BY outcome ORDER BY COUNT(*) DESC, outcome"
         ).fetchall()
+
+    def count_tasks(self, after: int, until: int) -> dict[str, tuple[int, int]]:
+        """Count each agent's folded updates, and its tasks, of the rounds from `after` + 1."""
+        counting = (
+            "SELECT agent, SUM(outcome = 'folded'), COUNT(*) FROM updates "
+            "WHERE task > ? AND task <= ? GROUP BY agent"
+        )
+        rows = self._database.execute(counting, (after, until))
+        return {agent: (folded, tasks) for agent, folded, tasks in rows}
 
     def count_folded(self) -> list[tuple[str, str, int, int]]:
         """Count the folded updates of each agent and submodel, as (agent, name in the menu, count,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from collections.abc import Callable
@@ -292,4 +293,17 @@ def test_a_coordinator_that_lost_its_lock_writes_nothing(tmp_path: Path, replace
             write()
     found = {path: path.read_bytes() for path in (tmp_path / "r").iterdir() if path.is_file()}
     assert found == before
+    store.close()
+
+
+def test_settings_equal_to_their_defaults_are_stored_apart(tmp_path: Path) -> None:
+    """So an earlier version, which refuses settings that it does not know, can resume the run."""
+    defaults = {"rounds": 9, "seed": 0, "broker": {"url": "", "profile": ""}, "new": {"one": 1}}
+    config = {"rounds": 3, "seed": 0, "broker": {"url": "h", "profile": ""}, "new": {"one": 1}}
+    store = Store.create(tmp_path, "r", Facts(config, defaults=defaults))
+    assert store.read_facts().config == config
+    stored = store._database.execute("SELECT value FROM facts WHERE key = 'config'").fetchone()
+    assert json.loads(stored[0]) == {"rounds": 3, "broker": {"url": "h"}}
+    store.write_facts(store.read_facts())  # as a version without this rule
+    assert store.read_facts().config == config
     store.close()
