@@ -47,7 +47,16 @@ from federated.wire.enrolment_token import (
 )
 from federated.wire.mqtt_address import MqttAddress
 
-__all__ = ["count_seconds_left", "enrol", "find_agent_name", "is_due", "load_certificate", "renew"]
+__all__ = [
+    "count_seconds_left",
+    "encode_key",
+    "enrol",
+    "find_agent_name",
+    "is_due",
+    "load_certificate",
+    "load_or_create_key",
+    "renew",
+]
 
 TIMEOUT = 15.0  # seconds per request
 

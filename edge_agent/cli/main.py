@@ -16,6 +16,10 @@ COMMANDS = {
         "edge_agent.cli.bench:bench",
         "Measure the speed and memory of submodels or ONNX FILES.",
     ),
+    "certificate": LazyCommand(
+        "edge_agent.cli.certificate:certificate",
+        "Get a certificate of a company's authority by EST.",
+    ),
     "doctor": LazyCommand(
         "edge_agent.cli.doctor:doctor",
         "Check whether this device can join a run.",

@@ -11,6 +11,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 __all__ = ["Company"]
@@ -29,8 +30,9 @@ class Company:
         folder.mkdir()
         self.folder, self.ca, self.crl = folder, folder / "ca.pem", folder / "crl.pem"
         self._root_key, self._key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-        self._root = sign(name("root"), self._root_key, (name("root"), self._root_key), ca=True)
-        self._own = sign(name("devices"), self._key, (self._root.subject, self._root_key), ca=True)
+        root = name("root"), self._root_key
+        self._root = sign(root[0], self._root_key.public_key(), root, ca=True)
+        self._own = sign(name("devices"), self._key.public_key(), root, ca=True)
         self.ca.write_bytes(to_pem(self._own) + to_pem(self._root))
         self._revoked: list[int] = []
         self.write_lists()
@@ -38,13 +40,17 @@ class Company:
     def issue(self, common: str, hosts: Sequence[str] = (), file: str = "") -> Path:
         """Issue a certificate; return the file with it, the chain, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
-        made = sign(name(common), key, (self._own.subject, self._key), hosts=hosts)
+        made = sign(name(common), key.public_key(), (self._own.subject, self._key), hosts=hosts)
         path = self.folder / f"{file or common}.pem"
         content = to_pem(made) + to_pem(self._own) + key.private_bytes(*ENCODING)
         part = path.with_suffix(".part")
         part.write_bytes(content)
         part.replace(path)
         return path
+
+    def certify(self, request: x509.CertificateSigningRequest) -> x509.Certificate:
+        """Issue the certificate that a device requests."""
+        return sign(request.subject, request.public_key(), (self._own.subject, self._key))
 
     def revoke(self, path: Path) -> None:
         """Revoke the certificate in a file, and publish the lists."""
@@ -93,7 +99,7 @@ def to_pem(certificate: x509.Certificate) -> bytes:
 
 def sign(
     subject: x509.Name,
-    key: Key,
+    key: CertificatePublicKeyTypes,
     issuer: tuple[x509.Name, Key],
     *,
     ca: bool = False,
@@ -104,7 +110,7 @@ def sign(
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer[0])
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + LIFE)
