@@ -1,5 +1,5 @@
 """Publish releases on a broker: their files as retained chunks, and one retained message (the
-release card) that assigns a version to each agent. Does not import torch.
+card) that assigns a version to each agent. Does not import torch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal, Protocol, TypeVar
 
 from export import release_reader
 from federated.errors import EspalierError, ExportError, LinkError, WireError
@@ -18,7 +19,7 @@ from federated.http_transfers.http_download import HttpDownload
 from federated.wire import envelope, messages, retained_blobs, topics
 from federated.wire.chunks import split
 from federated.wire.link import Delivery, Link
-from federated.wire.release_messages import Release, Serving, Version
+from federated.wire.release_messages import Release, Serving, SoftwareCard, Version
 
 __all__ = [
     "SETTLE",
@@ -35,6 +36,7 @@ SETTLE = 1.0  # seconds of silence after which all retained messages have arrive
 # seconds to wait for the broker to deliver what was published; a busy broker may pause, for example
 # to write to disk
 PATIENCE = 60.0
+CardType = TypeVar("CardType", Release, SoftwareCard)
 
 
 @dataclass
@@ -167,15 +169,28 @@ def check_served(url: str, file: release_reader.File) -> None:
             ) from error
 
 
-def announce(link: Link, card: Release) -> None:
-    """Publish the card. All files of its versions must be published first, so that every reader
+class Published(Protocol[CardType]):
+    """What was received of the retained messages of a run.
+
+    card: the last card of this kind, if any
+    """
+
+    card: CardType | None
+
+    def hear(self, delivery: Delivery) -> None:
+        """Record a delivery."""
+
+
+def announce(link: Link, card: Release | SoftwareCard) -> None:
+    """Publish a card. All files of its versions must be published first, so that every reader
     can download them. Raises LinkError.
     """
-    link.publish(topics.release_card(card.run), envelope.encode(card), retain=True)
+    kind: Literal["card", "software"] = "card" if isinstance(card, Release) else "software"
+    link.publish(topics.release_card(card.run, kind), envelope.encode(card), retain=True)
 
 
 def confirm(
-    link: Link, found: PublishedReleases, card: Release, clock: Callable[[], float]
+    link: Link, found: Published[CardType], card: CardType, clock: Callable[[], float]
 ) -> None:
     """Wait until the broker delivers the announced card, which proves that it has everything
     published before it: closing a link earlier drops what a broker did not accept within a
@@ -184,12 +199,12 @@ def confirm(
     found: messages received over the link, without the card so far
     LinkError: the broker does not deliver it in time.
     """
-    until = clock() + PATIENCE
+    until, command = clock() + PATIENCE, "release" if isinstance(card, Release) else "upgrade"
     while found.card != card:
         if clock() >= until:
             raise LinkError(
                 f"the broker did not confirm the release within {PATIENCE:.0f} s, so agents may "
-                f"not receive it; publish it again with: coordinator release {card.run} "
+                f"not receive it; publish it again with: coordinator {command} {card.run} "
                 "--broker HOST"
             )
         delivery = link.receive(0.2)

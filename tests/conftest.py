@@ -19,6 +19,7 @@ defer_compiler()  # few tests need it, and its import takes seconds
 # their fixtures are for all
 pytest_plugins = [
     "tests.support.enrolment_server",
+    "tests.support.installed_boards",
     "tests.support.plugins",
     "tests.support.processes",
     "tests.support.phone_pages",  # imports the one above

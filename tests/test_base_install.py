@@ -24,7 +24,18 @@ BASE = (
     f"import sys; sys.modules |= dict.fromkeys({EXTRAS!r}); from coordinator.cli.main import main; "
     "main(prog_name='coordinator')"
 )
-READING = {"check", "devices", "log", "pause", "pin", "release", "runs", "status", "stop"}
+READING = {
+    "check",
+    "devices",
+    "log",
+    "pause",
+    "pin",
+    "release",
+    "runs",
+    "status",
+    "stop",
+    "upgrade",
+}
 ARGUMENTS = {
     "assign": ["--profile", "pi.json"],
     "check": ["run"],
@@ -37,6 +48,7 @@ ARGUMENTS = {
     "pin": ["pi", "1.0"],
     "register": ["pi"],
     "release": ["run", "--broker", "127.0.0.1:1"],
+    "upgrade": ["run", "--broker", "127.0.0.1:1"],
     "revoke": ["pi"],
     "simulate": ["run.toml"],
 }

@@ -24,7 +24,14 @@ from federated.wire import envelope, tensors, topics
 from federated.wire import messages as m
 from federated.wire.chunks import slices, split
 from federated.wire.enrolment_token import Token
-from federated.wire.release_messages import Release, Serving, Version
+from federated.wire.release_messages import (
+    Installed,
+    Release,
+    Serving,
+    Software,
+    SoftwareCard,
+    Version,
+)
 from models.menu import menu
 from models.named_network import network
 
@@ -94,6 +101,7 @@ MESSAGES: tuple[m.Message, ...] = (
     m.Grant(MANIFEST.transfer, b"\x05", True),
     m.Grant(MANIFEST.transfer, b"", True, parts=(m.Part(0, 2500, "https://host/part"),)),
     m.Heartbeat("a", "s1", "train", 3, 0.5, "train", 4, 10, m.Condition(48.5, False, "mains")),
+    Installed("a", "", "0.2.0", "0.3.0-abababab", "its checks failed"),
     MANIFEST,
     m.Offer(MANIFEST, "r", 1, 2, "train", SUBMODEL.name),
     PROFILE,
@@ -102,6 +110,7 @@ MESSAGES: tuple[m.Message, ...] = (
     Release("r", VERSION, None, ("a", "b")),
     CARD,
     Serving("a", "s1", "ab" * 6, "w1-d2", "fp32", "CPUExecutionProvider", 0.001, 0.002, -0.5, 40),
+    SoftwareCard("r", Software("0.3.0", "ab" * 32, 7, ("a",)), None, (), "0.2.9-abababab"),
     m.Status("a", "s1", True),
     TASK,
 )
@@ -227,6 +236,8 @@ def topic_names() -> list[bytes]:
     spelled += [
         topics.manifest(topics.model("r", "v1", "w0.5-d2")),
         topics.release_card("r"),
+        topics.release_card("r", "software"),
+        topics.serving("r", "a", "software"),
         topics.ask("r", "a", "q"),
         topics.profile("r", "a"),
     ]

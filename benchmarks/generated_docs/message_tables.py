@@ -35,6 +35,8 @@ NAMES = {
     "submodel name": field_types.SubmodelName,
     "transfer name": field_types.Transfer,
     "version name": field_types.VersionName,
+    "program version": field_types.ProgramVersion,
+    "software name": field_types.SoftwareName,
     "digest": field_types.Digest,
 }
 PATTERNS = {get_args(found)[1].pattern: word for word, found in NAMES.items()}

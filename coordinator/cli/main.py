@@ -126,6 +126,10 @@ COMMANDS = {
         "coordinator.cli.stop:stop",
         "Stop RUN after its current round.",
     ),
+    "upgrade": LazyCommand(
+        "coordinator.cli.upgrade:upgrade",
+        "Name the VERSION that devices of RUN are to install.",
+    ),
     "web": LazyCommand(
         "coordinator.cli.web:web",
         "Show all runs on a web page, and control them.",

@@ -1,7 +1,6 @@
 """Store a run's releases in `runs/RUN/releases/VERSION/`, with their history beside them.
 
-Every write is atomic and durable. A version is named by the digest of its manifest, which holds
-those of its files; the history holds its own.
+A version is named by the digest of its manifest, which holds those of its files.
 """
 
 from __future__ import annotations
@@ -9,34 +8,27 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
-
-from coordinator.release.history import FORMAT, HISTORY, History, compute_digest, list_kept
+from coordinator.release.history import ModelHistory, list_kept
+from coordinator.release.history_file import HistoryFile
 from export import modelcard, release_reader
 from federated.errors import StoreError, explain_os_errors
 from federated.runtime import atomic_files
-from federated.system.file_locks import lock_file
+from federated.wire.release_messages import Serving, Version
 from federated.wire.topics import VERSION
 
 __all__ = ["Archive"]
 
 
-class Archive:
-    """The releases of one run. Several processes may open one; `lock` lets one at a time change the
-    history.
-    """
+class Archive(HistoryFile[Version, Serving]):
+    """The releases of one run, with their files."""
 
     def __init__(self, runs: Path, run: str) -> None:
         """Raises StoreError if the folder cannot be created."""
-        self.runs, self.run, self.folder = runs, run, runs / run / "releases"
-        problem = f"cannot store releases of run '{run}' in {self.folder}"
-        with explain_os_errors(StoreError, problem):
-            self.folder.mkdir(exist_ok=True)
+        super().__init__(runs / run / "releases", run, ModelHistory)
+        self.runs = runs
 
     def path(self, version: str) -> Path:
         return self.folder / version
@@ -76,45 +68,7 @@ class Archive:
             atomic_files.replace_folder(partial, self.path(name))
         return name
 
-    def read(self) -> History:
-        """Read the history. Raises StoreError if it is damaged or belongs to another run."""
-        path = self.folder / HISTORY
-        try:
-            history = msgspec.json.decode(path.read_bytes(), type=History)
-        except FileNotFoundError:
-            return History(self.run)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreError(f"{path}: not a history of releases: {error}") from error
-        if history.digest != compute_digest(history):
-            raise StoreError(
-                f"{path} is damaged: its digest differs; restore it from a backup, or remove it to "
-                "start a new history"
-            )
-        if (history.run, history.format) != (self.run, FORMAT) or not set(
-            list_kept(history)
-        ) <= history.items.keys():
-            raise StoreError(
-                f"{path}: expected a history of run '{self.run}', format {FORMAT}, "
-                f"found '{history.run}', {history.format}"
-            )
-        return replace(history, digest="")
-
-    def write(self, history: History) -> None:
-        """Replace the history. Raises StoreError, and then leaves the old one in place."""
-        history = replace(history, digest=compute_digest(history))
-        text = msgspec.json.format(msgspec.json.encode(history), indent=2) + b"\n"
-        problem = f"cannot write the history of releases to {self.folder}"
-        with explain_os_errors(StoreError, problem):
-            atomic_files.write(self.folder / HISTORY, text)
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Lock the history for this process, waiting for others."""
-        with (self.folder / "lock").open("w") as file:
-            lock_file(file.fileno(), wait=True)
-            yield
-
-    def prune(self, history: History) -> None:
+    def prune(self, history: ModelHistory) -> None:
         """Delete the versions that no agent can need again."""
         wanted = list_kept(history)
         for path in self.folder.iterdir():

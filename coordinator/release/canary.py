@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.assign.claimed_count_limit import limit_counts
+from coordinator.release.history import ReportType
 from export.release_reader import Bundle
 from federated.errors import FleetError, Unknown, UsageError
 from federated.runtime.unit_formatting import format_count
@@ -94,9 +95,9 @@ def split_names(share: str) -> list[str]:
 
 
 def select_reports(
-    agents: Sequence[str], version: str, servings: Mapping[str, Serving]
-) -> dict[str, Serving]:
-    """Return the reports of these agents that they serve a version, or refuse it."""
+    agents: Sequence[str], version: str, servings: Mapping[str, ReportType]
+) -> dict[str, ReportType]:
+    """Return the reports of these agents that they have a version, or refuse it."""
     return {
         agent: servings[agent]
         for agent in agents

@@ -1,5 +1,5 @@
-"""Record the history of a run's releases: the stable version, the canary, and rollbacks with their
-reasons. Pure functions over one record.
+"""Record the history of a run's releases, of models or of agents' software: the stable version, the
+canary, and rollbacks with their reasons. Pure functions over one record.
 """
 
 from __future__ import annotations
@@ -7,12 +7,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from federated.errors import ExportError
-from federated.wire.release_messages import Release, Serving, Version
+from federated.wire.release_messages import Installed, Release, Serving, Software, Version
 
 __all__ = [
     "FORMAT",
@@ -20,6 +20,10 @@ __all__ = [
     "Event",
     "History",
     "Item",
+    "ModelHistory",
+    "ReportType",
+    "SoftwareHistory",
+    "VersionType",
     "add_reports",
     "build_card",
     "compute_digest",
@@ -37,18 +41,40 @@ FORMAT = 1
 HISTORY = "history.json"  # name of the file
 
 
+class Named(Protocol):
+    """What is released, and the number of the run's finished rounds then."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def round(self) -> int: ...
+
+
+class Report(Protocol):
+    """What an agent says about releases: the version that it has, and one that it rejected."""
+
+    @property
+    def version(self) -> str: ...
+    @property
+    def refused(self) -> str: ...
+
+
+VersionType = TypeVar("VersionType", bound=Named)
+ReportType = TypeVar("ReportType", bound=Report)
+
+
 @dataclass(frozen=True)
-class Item:
+class Item(Generic[VersionType, ReportType]):
     """One version.
 
-    version: its files, submodels and round.
-    before: what each agent served when the version was released.
+    version: what is released.
+    before: the report of each agent when the version was released.
     reports: the last report of each agent about the version.
     """
 
-    version: Version
-    before: Mapping[str, Serving] = field(default_factory=dict)
-    reports: Mapping[str, Serving] = field(default_factory=dict)
+    version: VersionType
+    before: Mapping[str, ReportType] = field(default_factory=dict)
+    reports: Mapping[str, ReportType] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,7 +96,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class History:
+class History(Generic[VersionType, ReportType]):
     """The releases of a run.
 
     run: its name.
@@ -87,20 +113,24 @@ class History:
     previous: str = ""
     canary: str = ""
     agents: tuple[str, ...] = ()
-    items: Mapping[str, Item] = field(default_factory=dict)
+    items: Mapping[str, Item[VersionType, ReportType]] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     format: int = FORMAT
     digest: str = ""
 
 
-def compute_digest(history: History) -> str:
+ModelHistory: TypeAlias = History[Version, Serving]
+SoftwareHistory: TypeAlias = History[Software, Installed]
+
+
+def compute_digest(history: History[VersionType, ReportType]) -> str:
     """Return the sha256 of a history without its digest."""
     return hashlib.sha256(
         msgspec.json.encode(replace(history, digest=""), order="deterministic")
     ).hexdigest()
 
 
-def build_card(history: History) -> Release:
+def build_card(history: ModelHistory) -> Release:
     """Return the card that tells agents what to serve."""
     stable, canary = (
         history.items[name].version if name else None for name in (history.stable, history.canary)
@@ -108,12 +138,14 @@ def build_card(history: History) -> Release:
     return Release(history.run, stable, canary, history.agents)
 
 
-def list_kept(history: History) -> tuple[str, ...]:
+def list_kept(history: History[VersionType, ReportType]) -> tuple[str, ...]:
     """Return the versions that agents may need, now or after a rollback."""
     return tuple(name for name in (history.stable, history.canary, history.previous) if name)
 
 
-def release(history: History, item: Item, time: str) -> History:
+def release(
+    history: History[VersionType, ReportType], item: Item[VersionType, ReportType], time: str
+) -> History[VersionType, ReportType]:
     """Release a version to all agents at once, replacing any other canary. Has no effect for the
     stable version.
     """
@@ -126,7 +158,12 @@ def release(history: History, item: Item, time: str) -> History:
     return _add_event(changed, Event(time, name, "released"))
 
 
-def start_canary(history: History, item: Item, agents: Sequence[str], time: str) -> History:
+def start_canary(
+    history: History[VersionType, ReportType],
+    item: Item[VersionType, ReportType],
+    agents: Sequence[str],
+    time: str,
+) -> History[VersionType, ReportType]:
     """Release a version to some agents, replacing another canary. Raises ExportError for the stable
     version.
     """
@@ -142,7 +179,9 @@ def start_canary(history: History, item: Item, agents: Sequence[str], time: str)
     return _add_event(changed, Event(time, name, "canary", agents=tuple(agents)))
 
 
-def promote(history: History, time: str, reasons: Sequence[str] = ()) -> History:
+def promote(
+    history: History[VersionType, ReportType], time: str, reasons: Sequence[str] = ()
+) -> History[VersionType, ReportType]:
     """Make the canary stable. reasons: what a forced promotion ignores. Raises ExportError without
     a canary.
     """
@@ -155,7 +194,7 @@ def promote(history: History, time: str, reasons: Sequence[str] = ()) -> History
     return _add_event(changed, Event(time, name, "promoted", tuple(reasons)))
 
 
-def find_rollback_target(history: History) -> tuple[str, str]:
+def find_rollback_target(history: History[VersionType, ReportType]) -> tuple[str, str]:
     """Return the version that a rollback withdraws, and the one that replaces it (empty if there is
     none). Raises ExportError if there is nothing to roll back to.
     """
@@ -167,7 +206,9 @@ def find_rollback_target(history: History) -> tuple[str, str]:
     raise ExportError(f"run '{history.run}' has nothing to roll back to: {only}")
 
 
-def roll_back(history: History, time: str, reasons: Sequence[str] = ()) -> History:
+def roll_back(
+    history: History[VersionType, ReportType], time: str, reasons: Sequence[str] = ()
+) -> History[VersionType, ReportType]:
     """Withdraw the canary; without one, make the previous version stable again. Raises ExportError
     as `find_rollback_target` does.
     """
@@ -180,13 +221,15 @@ def roll_back(history: History, time: str, reasons: Sequence[str] = ()) -> Histo
     return _add_event(changed, Event(time, name, "rolled back", tuple(reasons)))
 
 
-def find_rollback_event(history: History, name: str) -> Event | None:
+def find_rollback_event(history: History[VersionType, ReportType], name: str) -> Event | None:
     """Return the event that rolled a version back, if that is its last event."""
     last = next((event for event in reversed(history.events) if event.version == name), None)
     return last if last is not None and last.what == "rolled back" else None
 
 
-def add_reports(history: History, servings: Mapping[str, Serving]) -> History:
+def add_reports(
+    history: History[VersionType, ReportType], servings: Mapping[str, ReportType]
+) -> History[VersionType, ReportType]:
     """Add the agents' current reports, each to the version that it is about."""
     items = dict(history.items)
     for agent, serving in servings.items():
@@ -195,7 +238,7 @@ def add_reports(history: History, servings: Mapping[str, Serving]) -> History:
     return replace(history, items=items)
 
 
-def list_reports(history: History) -> dict[str, Serving]:
+def list_reports(history: History[VersionType, ReportType]) -> dict[str, ReportType]:
     """Return the last known report of each agent."""
     names = (history.previous, history.stable, history.canary)
     return {
@@ -206,7 +249,9 @@ def list_reports(history: History) -> dict[str, Serving]:
     }
 
 
-def _remove_canary(history: History, name: str, time: str) -> History:
+def _remove_canary(
+    history: History[VersionType, ReportType], name: str, time: str
+) -> History[VersionType, ReportType]:
     if not history.canary or history.canary == name:
         return replace(history, canary="", agents=())
     return _add_event(
@@ -214,5 +259,7 @@ def _remove_canary(history: History, name: str, time: str) -> History:
     )
 
 
-def _add_event(history: History, event: Event) -> History:
+def _add_event(
+    history: History[VersionType, ReportType], event: Event
+) -> History[VersionType, ReportType]:
     return replace(history, events=(*history.events, event))

@@ -9,19 +9,33 @@ from typing import Any
 
 import msgspec
 
-from coordinator.release.history import History
+from coordinator.release.history import History, ModelHistory, ReportType, VersionType
 from export.broker_publishing import PublishedReleases
 from federated.runtime.console import Say
 from federated.safe_terminal_table import make_table, render_table
 from federated.wire.release_messages import Serving
 
-__all__ = ["report"]
+__all__ = ["describe_history", "report", "say_versions"]
 
 WIDTH = 200  # columns of the table
 
 
-def report(history: History, seen: PublishedReleases, say: Say) -> dict[str, Any]:
+def report(history: ModelHistory, seen: PublishedReleases, say: Say) -> dict[str, Any]:
     """Print the releases of a run and the agents' reports; return both as plain values."""
+    rows = [_row(history, serving) for _, serving in sorted(seen.servings.items())]
+    say_versions(history, say)
+    if rows:
+        say(_table(rows))
+    kept = {name: item.version for name, item in history.items.items()}
+    versions = {
+        name: {"round": v.round, "submodels": list(v.submodels), "untrained": list(v.untrained)}
+        for name, v in kept.items()
+    }
+    return describe_history(history) | {"versions": versions, "reports": rows}
+
+
+def say_versions(history: History[VersionType, ReportType], say: Say) -> None:
+    """Print the stable, the canary and the previous version."""
     for name, what in (
         (history.stable, "stable"),
         (history.canary, "canary"),
@@ -32,25 +46,18 @@ def report(history: History, seen: PublishedReleases, say: Say) -> dict[str, Any
             say(f"{what + ':':<10}{name} (round {history.items[name].version.round}){to}")
     if not history.items:
         say(f"run '{history.run}' has not released anything yet")
-    rows = [_row(history, serving) for _, serving in sorted(seen.servings.items())]
-    if rows:
-        say(_table(rows))
+
+
+def describe_history(history: History[VersionType, ReportType]) -> dict[str, Any]:
+    """Return the versions of a history and its last event as plain values."""
     built: dict[str, Any] = msgspec.to_builtins(replace(history, items={}))
     last = msgspec.to_builtins(history.events[-1]) if history.events else None
-    kept = {name: item.version for name, item in history.items.items()}
-    versions = {
-        name: {"round": v.round, "submodels": list(v.submodels), "untrained": list(v.untrained)}
-        for name, v in kept.items()
-    }
-    return {
-        **{key: built[key] for key in ("run", "stable", "previous", "canary", "agents")},
-        "versions": versions,
-        "last": last,
-        "reports": rows,
+    return {key: built[key] for key in ("run", "stable", "previous", "canary", "agents")} | {
+        "last": last
     }
 
 
-def _row(history: History, serving: Serving) -> dict[str, Any]:
+def _row(history: ModelHistory, serving: Serving) -> dict[str, Any]:
     """Return what one agent serves, and its accuracy before."""
     now = serving.version
     old = history.items[now].before.get(serving.agent) if now in history.items else None

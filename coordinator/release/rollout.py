@@ -10,22 +10,20 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import msgspec
 
 from coordinator import audit_log
 from coordinator.access.broker_address import add_certificate, find_broker
 from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive
-from coordinator.release.history import History, Item
+from coordinator.release.history import Item, ModelHistory
 from coordinator.release.release_request import ReleaseRequest, check_flags, describe_request
 from coordinator.release.release_status import report
 from coordinator.release.serving_choice import assign_missing, choose_serving, read_order
+from coordinator.release.staged_release import WAIT, StagedRelease, format_now
 from coordinator.settings.config import read_tables
 from coordinator.store import run_lock
 from coordinator.store.run_database_reader import open_records
@@ -46,12 +44,11 @@ from federated.runtime.unit_formatting import format_count
 from federated.wire.link import Link, get_scheme
 from federated.wire.links.catalogue import open_link
 from federated.wire.messages import Manifest
+from federated.wire.release_messages import Serving, Version
 
-__all__ = ["Rollout", "release_run"]
+__all__ = ["Rollout", "open_run_link", "release_run"]
 
 CANARY_WAIT = 60.0  # seconds for the agents of a canary to report
-WAIT = 15.0  # seconds for all agents to report after another change
-POLL = 0.2  # seconds that one wait for a message lasts
 
 
 def release_run(request: ReleaseRequest, runs: Path, say: Say) -> dict[str, Any]:
@@ -70,11 +67,11 @@ def release_run(request: ReleaseRequest, runs: Path, say: Say) -> dict[str, Any]
         )
     if not request.status:
         audit_log.record(runs / request.run / DATABASE, request.by, *describe_request(request))
-    with closing(_open_link(request, runs)) as link:
+    with closing(open_run_link(request.run, request.broker, runs)) as link:
         return Rollout(link, archive, trained, rounds, say, order).follow(request)
 
 
-class Rollout:
+class Rollout(StagedRelease[Version, Serving]):
     """One run's releases at one broker."""
 
     def __init__(
@@ -90,9 +87,9 @@ class Rollout:
 
         order: the run's submodels, smallest first.
         """
-        self._link, self._archive, self._say = link, archive, say
+        super().__init__(archive, say)
+        self._link, self._archive = link, archive
         self._trained, self._rounds, self._order = trained, rounds, order
-        self.run = archive.run
         self.seen = read_published(link, self.run, time.monotonic)
 
     def follow(self, request: ReleaseRequest) -> dict[str, Any]:
@@ -105,19 +102,19 @@ class Rollout:
                     "the broker has other releases than the archive shows below: run coordinator "
                     f"release {self.run} to publish them again"
                 )
-            return report(self._collect_reports(), self.seen, self._say)
+            return self._report(self._collect_reports())
         if request.rollback:
             return self._roll_back(request)
         if request.promote and request.share is None:
-            return self._promote(request)
+            return self._promote_by_command(request.wait, force=request.force)
         self._release(request)
         if request.share is not None:
             self._wait_for_reports(
                 self._archive.read().agents, CANARY_WAIT if request.wait is None else request.wait
             )
             if request.promote:
-                return self._decide(request)
-            return report(self._collect_reports(), self.seen, self._say)
+                return self._decide(force=request.force)
+            return self._report(self._collect_reports())
         return self._follow_up(request)
 
     # ---- requests --------------------------------------------------------------------------------
@@ -155,7 +152,7 @@ class Rollout:
                 new = self._add_version(old, name, request)
             self._write(new, {name: request.files_at or ""})
 
-    def _add_version(self, old: History, name: str, request: ReleaseRequest) -> History:
+    def _add_version(self, old: ModelHistory, name: str, request: ReleaseRequest) -> ModelHistory:
         version = describe_version(self._archive.check(name), self.run, self._trained)
         past = old.items[name].before if name in old.items else {}
         now = {
@@ -171,9 +168,9 @@ class Rollout:
             )
         if request.share is None:
             self._say(f"releasing version {name} (round {version.round}) to all agents")
-            return releases.release(old, item, _now())
+            return releases.release(old, item, format_now())
         known, agents = self._draw(request.share, name)
-        changed = releases.start_canary(old, item, agents, _now())
+        changed = releases.start_canary(old, item, agents, format_now())
         self._say(
             f"releasing version {name} (round {version.round}) to {len(agents)} of "
             f"{len(known)} agents first: {', '.join(agents)}"
@@ -185,36 +182,10 @@ class Rollout:
         known = sorted(self.seen.servings) or sorted(self._trained)
         return known, canary.draw_agents(share, version, known, self._trained)
 
-    def _promote(self, request: ReleaseRequest) -> dict[str, Any]:
-        history = self._collect_reports()
-        releases.promote(history, "")  # raises ExportError without a canary
-        verdict = self._judge(history)
-        if not verdict.good and not request.force:
-            listed = "".join(f"\n  - {reason}" for reason in verdict.reasons)
-            raise ExportError(
-                f"version {history.canary} is not promoted (use --force to promote it anyway, "
-                f"or --rollback to withdraw it):{listed}"
-            )
-        wait = WAIT if request.wait is None else request.wait
-        return self._settle(history.canary, verdict, wait, promote=True)
-
-    def _decide(self, request: ReleaseRequest) -> dict[str, Any]:
-        """Promote a canary or roll it back, depending on its agents' reports."""
-        history = self._collect_reports()
-        verdict = self._judge(history)
-        promote = verdict.good or request.force
-        return self._settle(history.canary, verdict, WAIT, promote=promote)
-
     def _roll_back(self, request: ReleaseRequest) -> dict[str, Any]:
-        with self._archive.lock():
-            history = releases.add_reports(self._archive.read(), self.seen.servings)
-            name, then = releases.find_rollback_target(history)
-            self._write(releases.roll_back(history, _now(), ("by command",)))
-        self._say(
-            f"rolled back version {name}; "
-            + (f"agents are told to serve {then}" if then else "its agents keep it until a release")
-        )
-        return self._follow_up(request) if then else report(history, self.seen, self._say)
+        if self._withdraw():
+            return self._follow_up(request)
+        return self._report(self._collect_reports())
 
     def _follow_up(self, request: ReleaseRequest) -> dict[str, Any]:
         """Wait for the agents that serve, and tell what they report on the stable version. The
@@ -227,7 +198,7 @@ class Rollout:
         if agents and wait:
             self._wait_for_reports(agents, wait)
         history = self._collect_reports()
-        name, result = history.stable, report(history, self.seen, self._say)
+        name, result = history.stable, self._report(history)
         heard = canary.select_reports(agents, name, self.seen.servings)
         refused = {agent: one for agent, one in heard.items() if one.version != name}
         if agents and name:
@@ -245,30 +216,7 @@ class Rollout:
             result["error"] = f"version {name} is released, but {reasons}"
         return result
 
-    def _settle(
-        self, name: str, verdict: canary.Verdict, wait: float, *, promote: bool
-    ) -> dict[str, Any]:
-        """Promote a canary and wait for the reports of all agents, or roll it back."""
-        with self._archive.lock():
-            history = self._archive.read()
-            if history.canary != name:
-                raise ExportError(
-                    f"version {name} is no longer a canary: another command changed the release"
-                )
-            change = releases.promote if promote else releases.roll_back
-            self._write(change(history, _now(), verdict.reasons))
-        self._say(f"version {name} is {'promoted to all agents' if promote else 'rolled back'}")
-        for reason in verdict.reasons if promote else ():
-            self._say(f"ignored: {reason}")
-        if promote:
-            self._wait_for_reports(tuple(sorted(self.seen.servings)), wait)
-        result = report(self._collect_reports(), self.seen, self._say)
-        result["verdict"] = msgspec.to_builtins(verdict)
-        if not promote:
-            result["error"] = f"version {name} was rolled back: {'; '.join(verdict.reasons)}"
-        return result
-
-    def _judge(self, history: History) -> canary.Verdict:
+    def _judge(self, history: ModelHistory) -> canary.Verdict:
         item, stable = history.items[history.canary], history.stable
         made = release_reader.read_manifest(self._archive.check(history.canary))
         old = (
@@ -278,6 +226,17 @@ class Rollout:
         for note in verdict.notes:
             self._say(note)
         return verdict
+
+    def _get_reports(self) -> Mapping[str, Serving]:
+        return self.seen.servings
+
+    def _receive(self, seconds: float) -> None:
+        delivery = self._link.receive(seconds)
+        if delivery is not None:
+            self.seen.hear(delivery)
+
+    def _report(self, history: ModelHistory) -> dict[str, Any]:
+        return report(history, self.seen, self._say)
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -321,7 +280,11 @@ class Rollout:
         )
         self._say(f"  {entry.label}: {entry.parameters:,} parameters, {kinds}")
 
-    def _write(self, history: History, served_at: Mapping[str, str] = MappingProxyType({})) -> None:
+    def _write(
+        self,
+        history: ModelHistory,
+        served_at: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Bring the broker to the state of a history: publish its files, then the card, and
         withdraw the versions that are no longer needed.
 
@@ -349,7 +312,7 @@ class Rollout:
             self._say(f"published {sum(one.size for one in sent.values()) / 1e6:.2f} MB")
         confirm(self._link, self.seen, card, time.monotonic)
 
-    def _assign_missing(self, history: History) -> History:
+    def _assign_missing(self, history: ModelHistory) -> ModelHistory:
         """Return the history with a submodel for each agent that its current versions lack."""
         items = dict(history.items)
         for name in filter(None, (history.stable, history.canary)):
@@ -365,29 +328,6 @@ class Rollout:
                 )
         return replace(history, items=items)
 
-    def _wait_for_reports(self, agents: tuple[str, ...], seconds: float) -> None:
-        """Receive messages until all agents reported on the newest version, or time is up."""
-        history = self._archive.read()
-        name, until = history.canary or history.stable, time.monotonic() + seconds
-        self._say(f"waiting up to {seconds:g} s for {', '.join(agents) or 'agents'}")
-        with show_progress("waiting for the reports of agents") as show:
-            while time.monotonic() < until:
-                reports = canary.select_reports(agents, name, self.seen.servings)
-                show(len(reports), len(agents))
-                if len(reports) == len(agents):
-                    return
-                delivery = self._link.receive(POLL)
-                if delivery is not None:
-                    self.seen.hear(delivery)
-
-    def _collect_reports(self) -> History:
-        """Add the agents' current reports to the history, and write it."""
-        with self._archive.lock():
-            history = releases.add_reports(self._archive.read(), self.seen.servings)
-            if history.items:
-                self._archive.write(history)
-        return history
-
 
 def _read_run(runs: Path, run: str) -> tuple[dict[str, str], tuple[str, ...], int]:
     """Return the submodel that each agent should serve, the run's submodels, smallest first, and
@@ -400,14 +340,13 @@ def _read_run(runs: Path, run: str) -> tuple[dict[str, str], tuple[str, ...], in
             raise StoreError(f"cannot read run '{run}' in {runs}: {error}") from error
 
 
-def _open_link(request: ReleaseRequest, runs: Path) -> Link:
-    """Connect to the broker of a request, or of its run. Raises LinkError, which says what else the
-    run explains, and ConfigError for a run that does not tell its broker's address.
+def open_run_link(run: str, broker: str | None, runs: Path) -> Link:
+    """Connect to a broker, or else to that of a run. Raises LinkError, which says what else the run
+    explains, and ConfigError for a run that does not tell its broker's address.
     """
-    run = request.run
     with closing(open_records(runs, run)) as records:
         wanted = read_tables(records.read_facts().config).broker
-    broker = request.broker or find_broker(wanted)
+    broker = broker or find_broker(wanted)
     try:
         return open_link(add_certificate(broker), f"release-{run}-{secrets.token_hex(3)}")
     except LinkError as error:
@@ -422,7 +361,7 @@ def _open_link(request: ReleaseRequest, runs: Path) -> Link:
         raise LinkError("; ".join([str(error), *hints])) from error
 
 
-def _find_version(history: History, number: int) -> str:
+def _find_version(history: ModelHistory, number: int) -> str:
     """Return the version of a round that is kept or was rolled back; empty if there is none."""
     made = [name for name, item in history.items.items() if item.version.round == number]
     return next(
@@ -433,7 +372,3 @@ def _find_version(history: History, number: int) -> str:
         ),
         "",
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

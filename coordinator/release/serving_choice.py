@@ -10,6 +10,7 @@ from dataclasses import replace
 from coordinator.release.history import Item
 from coordinator.store.run_database_reader import RunRecords
 from coordinator.store.training_counts import count_run
+from federated.wire.release_messages import Serving, Version
 
 __all__ = ["assign_missing", "choose_serving", "read_order"]
 
@@ -39,8 +40,8 @@ def choose_serving(records: RunRecords) -> dict[str, str]:
 
 
 def assign_missing(
-    item: Item, trained: Mapping[str, str], order: Sequence[str]
-) -> tuple[Item, list[str]]:
+    item: Item[Version, Serving], trained: Mapping[str, str], order: Sequence[str]
+) -> tuple[Item[Version, Serving], list[str]]:
     """Assign a submodel of a version to the agents whose own one it lacks: the submodel of this
     version that the agent served before, else the largest one that is not larger than its own.
 

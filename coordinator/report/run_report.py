@@ -18,7 +18,7 @@ from coordinator.assign.decision_record import Decision
 from coordinator.observe.fleet_scores import VIEWS, format_metric
 from coordinator.observe.round_records import Entry
 from coordinator.release.archive import Archive
-from coordinator.release.history import HISTORY, History
+from coordinator.release.history import HISTORY, ModelHistory
 from coordinator.report.html_elements import (
     Html,
     escape,
@@ -307,7 +307,7 @@ def describe_releases(runs: Path, name: str) -> Html:
     return make_section(title, *describe_history(history))
 
 
-def describe_history(history: History) -> Iterator[Html]:
+def describe_history(history: ModelHistory) -> Iterator[Html]:
     roles = ((history.stable, "stable"), (history.canary, "canary"), (history.previous, "previous"))
     named = {version: role for version, role in reversed(roles) if version}
     if history.canary:

@@ -19,7 +19,7 @@ import msgspec
 from coordinator import audit_log
 from coordinator.database_row_digests import find_damage
 from coordinator.fleet.update_file_names import update_path
-from coordinator.release.history import HISTORY, History, compute_digest
+from coordinator.release.history import HISTORY, ModelHistory, SoftwareHistory, compute_digest
 from coordinator.settings.config import read_tables
 from coordinator.store import folder_check, run_lock
 from coordinator.store.database import COPY, find_copy_damage, open_database, restore_copy
@@ -131,6 +131,7 @@ def check_folder(folder: Path) -> Iterator[Finding]:
         remedy = "it is removed, and written again after the next round"
         yield Finding(COPY, problem, remedy, (folder / COPY).unlink)
     yield from check_releases(folder / "releases")
+    yield from check_history(folder / "upgrades", SoftwareHistory)
 
 
 def describe_log(folder: Path, found: LogDamage) -> Finding:
@@ -251,16 +252,22 @@ def check_updates(spool: Path, base: Any, events: list[Any]) -> Iterator[Finding
             yield Finding(file, find_problem(path, digest), remedy, path.unlink)
 
 
+def check_history(folder: Path, kind: Any) -> Iterator[Finding]:
+    """Yield the finding on a history of releases, if there is one. kind: its type."""
+    if not (folder / HISTORY).exists():
+        return
+    try:
+        history = msgspec.json.decode((folder / HISTORY).read_bytes(), type=kind)
+        intact = history.digest == compute_digest(history)
+        problem = "" if intact else "is damaged: its digest differs"
+    except (OSError, ValueError) as error:  # errors of msgspec are ValueErrors
+        problem = f"cannot be read: {error}"
+    yield Finding(f"{folder.name}/{HISTORY}", problem, BACKUP)
+
+
 def check_releases(folder: Path) -> Iterator[Finding]:
     """Yield findings on the releases of a run, and on their history."""
-    if (folder / HISTORY).exists():
-        try:
-            history = msgspec.json.decode((folder / HISTORY).read_bytes(), type=History)
-            intact = history.digest == compute_digest(history)
-            problem = "" if intact else "is damaged: its digest differs"
-        except (OSError, ValueError) as error:  # errors of msgspec are ValueErrors
-            problem = f"cannot be read: {error}"
-        yield Finding(f"{folder.name}/{HISTORY}", problem, BACKUP)
+    yield from check_history(folder, ModelHistory)
     for version in sorted(folder.iterdir()) if folder.is_dir() else ():
         if re.match(VERSION, version.name):
             yield from check_release(version)

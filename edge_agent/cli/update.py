@@ -22,7 +22,7 @@ __all__ = ["update"]
     metavar="FILE",
     help="further packages that the version needs, as lines NAME==VERSION --hash=sha256:HEX",
 )
-@click.option("--index-url", "index", metavar="URL", help="package index of a VERSION")
+@click.option("--index-url", metavar="URL", help="package index of a VERSION")
 @click.option(
     "--broker",
     default="",
@@ -51,6 +51,11 @@ __all__ = ["update"]
 )
 @click.option("--rollback", is_flag=True, help="return to the previous environment")
 @click.option(
+    "--wanted",
+    is_flag=True,
+    help="install the version that the run wants (coordinator upgrade) from --index-url, if any",
+)
+@click.option(
     "--count-start",
     is_flag=True,
     help="for services, before each start: go back if a new version did not join in 3 starts",
@@ -60,7 +65,7 @@ def update(
     source: str | None,
     sha256: str | None,
     requirements: Path | None,
-    index: str | None,
+    index_url: str | None,
     broker: str,
     run: str,
     name: str,
@@ -68,6 +73,7 @@ def update(
     unit: str,
     wait: float,
     rollback: bool,
+    wanted: bool,
     count_start: bool,
     form: str,
 ) -> None:
@@ -81,12 +87,26 @@ def update(
         from edge_agent.update.health_check import Device
 
         device, say = Device(broker, run, name, user), speaker(form)
-        if sum((source is not None, rollback, count_start)) != 1:
-            raise UsageError("expected one of WHEEL, VERSION, --rollback and --count-start")
+        if sum((source is not None, rollback, wanted, count_start)) != 1:
+            raise UsageError(
+                "expected one of WHEEL, VERSION, --rollback, --wanted and --count-start"
+            )
         if count_start:
             print_result(version_switch.count_start(device, say), form)
         elif rollback:
             print_result(version_switch.go_back(device, unit, say), form)
+        elif wanted:
+            if index_url is None or sha256 is not None:
+                raise UsageError(
+                    "--wanted: expected --index-url, the package index that you trust, and no "
+                    "--sha256, which the run names"
+                )
+            request = version_switch.UpdateRequest(
+                "", "", requirements, index_url, device, unit, wait
+            )
+            from edge_agent.update.wanted_software import follow
+
+            print_result(follow(request, say), form)
         else:
             assert source is not None, "one of them is given"
             if sha256 is None:
@@ -95,6 +115,6 @@ def update(
                     "the rights of the agent (sha256sum FILE)"
                 )
             request = version_switch.UpdateRequest(
-                source, sha256.lower(), requirements, index, device, unit, wait
+                source, sha256.lower(), requirements, index_url, device, unit, wait
             )
             print_result(version_switch.update(request, say), form)

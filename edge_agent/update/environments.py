@@ -4,6 +4,7 @@ that name two of them.
     ROOT/current -> 0.3.0-1f3a5c7b     the services start from here
     ROOT/previous -> 0.2.0-9be01c44    what `edge-agent update --rollback` returns to
     ROOT/trial.json                    exists until the current environment's agent has joined
+    ROOT/refused.json                  wanted versions that this device did not take, or left
 
 A link is replaced in one step, so a service finds a whole environment at any time. An environment
 that no link names is left over from an update that was interrupted, and the next update removes it.
@@ -29,7 +30,9 @@ from federated.system.file_locks import lock_path, unlock_path
 
 __all__ = ["MARK", "STAGED", "Environments", "find_environments", "hold_lock"]
 
-CURRENT, PREVIOUS, TRIAL, LOCK = "current", "previous", "trial.json", "update.lock"
+CURRENT, PREVIOUS, LOCK = "current", "previous", "update.lock"
+TRIAL, REFUSED = "trial.json", "refused.json"
+MOST_REFUSED = 32  # the oldest ones are forgotten
 MARK = "espalier-environment"  # file in each environment that an update made or left
 STAGED = ".staged"  # folder of the wheel to install
 GUIDE = "docs/operations.md#upgrade-a-device"
@@ -134,6 +137,21 @@ class Environments:
             return None
         current = self.current
         return trial if current is not None and current.name == trial.environment else None
+
+    # ---- refusals --------------------------------------------------------------------------------
+
+    def read_refused(self) -> dict[str, str]:
+        """Return the versions that `edge-agent update --wanted` leaves out, and why."""
+        try:
+            return msgspec.json.decode((self.root / REFUSED).read_bytes(), type=dict[str, str])
+        except (OSError, msgspec.MsgspecError):
+            return {}
+
+    def refuse(self, version: str, reason: str) -> None:
+        """Record that this device leaves out a version. Raises OSError."""
+        others = {name: why for name, why in self.read_refused().items() if name != version}
+        kept = dict(list(others.items())[1 - MOST_REFUSED :])
+        atomic_files.write(self.root / REFUSED, msgspec.json.encode({**kept, version: reason}))
 
 
 def find_environments() -> Environments:

@@ -18,7 +18,7 @@ from federated.errors import ConfigError
 from federated.runtime.console import Say
 from federated.wire.mqtt_address import format_url
 
-__all__ = ["Device", "check_environment"]
+__all__ = ["Device", "check_environment", "run_check"]
 
 TIMEOUT = 1800.0  # seconds for one check; a slow board trains for minutes
 IMPORTS_TORCH = "import importlib.util as u; raise SystemExit(u.find_spec('torch') is None)"

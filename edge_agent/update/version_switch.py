@@ -19,7 +19,7 @@ from edge_agent.update.service_user import ServiceUser, find_service_user
 from federated.errors import ConfigError, FleetError, StoreError, UsageError, explain_os_errors
 from federated.runtime.console import Say
 
-__all__ = ["UpdateRequest", "count_start", "go_back", "update"]
+__all__ = ["UpdateRequest", "count_start", "describe", "go_back", "return_to_previous", "update"]
 
 MOST_STARTS = 3  # of an agent that does not join, until the previous environment returns
 SETTLE = 5.0  # seconds for which an agent must have joined: a run may refuse it at once
@@ -175,19 +175,29 @@ def wait_for_join(environment: Path, seconds: float, user: ServiceUser) -> str:
 
 
 def go_back(device: Device, unit: str, say: Say) -> dict[str, str]:
-    """Return to the previous environment, and restart the service if one is named. Raises
-    UsageError, ConfigError, StoreError.
+    """Return to the previous environment, and restart the service if one is named. The version that
+    was left is not installed again as a wanted one. Raises UsageError, ConfigError, StoreError.
     """
     find_service_user(device.user)
     places = find_environments()
     with hold_lock(places.root):
-        back, old = places.roll_back()
-        say(f"went back from {old.name} to {back.name}")
-        if unit:
-            restart(unit)
-        else:
-            say("restart the agent's service to use it")
+        old = return_to_previous(places, unit, say)
+        with explain_os_errors(StoreError, f"cannot write to {places.root}"):
+            places.refuse(old.name, "its owner went back")
     return describe(places)
+
+
+def return_to_previous(places: Environments, unit: str, say: Say) -> Path:
+    """Return to the previous environment, restart the service if one is named, and return the
+    environment that was left. Raises UsageError, ConfigError.
+    """
+    back, old = places.roll_back()
+    say(f"went back from {old.name} to {back.name}")
+    if unit:
+        restart(unit)
+    else:
+        say("restart the agent's service to use it")
+    return old
 
 
 def count_start(device: Device, say: Say) -> dict[str, str]:
@@ -209,6 +219,7 @@ def count_start(device: Device, say: Say) -> dict[str, str]:
             places.begin_trial(current, trial.starts + 1)
         else:
             back, old = places.roll_back()
+            places.refuse(old.name, f"it did not join in {MOST_STARTS} starts")
             say(f"{old.name} did not join in {MOST_STARTS} starts: went back to {back.name}")
     return describe(places)
 

@@ -42,7 +42,7 @@ from federated.wire.messages import (
     Run,
     Status,
 )
-from federated.wire.release_messages import Release, Serving
+from federated.wire.release_messages import Installed, Release, Serving, SoftwareCard
 
 __all__ = [
     "ADDRESSES",
@@ -70,6 +70,7 @@ MESSAGES: dict[str, type[Message]] = {
     "goodbye": Goodbye,
     "grant": Grant,
     "heartbeat": Heartbeat,
+    "installed": Installed,
     "manifest": Manifest,
     "offer": Offer,
     "profile": Profile,
@@ -80,6 +81,7 @@ MESSAGES: dict[str, type[Message]] = {
     "serving": Serving,
     "status": Status,
     "task": Task,
+    "wanted": SoftwareCard,
 }
 
 for _type in (*MESSAGES.values(), Update):

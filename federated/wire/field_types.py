@@ -17,7 +17,10 @@ __all__ = [
     "Digest",
     "Name",
     "Natural",
+    "ProgramVersion",
     "Score",
+    "SoftwareName",
+    "SoftwareOrNone",
     "SubmodelName",
     "SubmodelOrNone",
     "Text",
@@ -35,6 +38,11 @@ SubmodelOrNone = Annotated[str, Meta(pattern=rf"^\Z|{topics.SUBMODEL}")]
 Transfer = Annotated[str, Meta(pattern=topics.TRANSFER)]
 VersionName = Annotated[str, Meta(pattern=topics.VERSION)]
 VersionOrNone = Annotated[str, Meta(pattern=rf"^\Z|{topics.VERSION}")]
+# of a program; with the first digits of its wheel's sha256, the name of its environment
+PROGRAM = r"[0-9][0-9A-Za-z.+!]{0,40}"
+ProgramVersion = Annotated[str, Meta(pattern=rf"^{PROGRAM}\Z")]
+SoftwareName = Annotated[str, Meta(pattern=rf"^{PROGRAM}-[0-9a-f]{{8}}\Z")]
+SoftwareOrNone = Annotated[str, Meta(pattern=rf"^\Z|^{PROGRAM}-[0-9a-f]{{8}}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 # that of a store contains a signature and a session's token

@@ -28,7 +28,7 @@ from federated.wire.field_types import (
     Url,
     Word,
 )
-from federated.wire.release_messages import Release, Serving
+from federated.wire.release_messages import Installed, Release, Serving, SoftwareCard
 from federated.wire.topics import UNOWNED
 from models.submodel import Network, Submodel
 
@@ -355,7 +355,18 @@ class Refusal:
     about: Text = ""
 
 
-_Some: TypeAlias = Abort | Chunk | Echo | Failure | Goodbye | Grant | Heartbeat | Manifest
+_Some: TypeAlias = Abort | Chunk | Echo | Failure | Goodbye | Grant | Heartbeat | Installed
 Message: TypeAlias = (
-    _Some | Offer | Profile | Receipt | Refusal | Release | Run | Serving | Status | Task
+    _Some
+    | Manifest
+    | Offer
+    | Profile
+    | Receipt
+    | Refusal
+    | Release
+    | Run
+    | Serving
+    | SoftwareCard
+    | Status
+    | Task
 )

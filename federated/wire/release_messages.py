@@ -1,5 +1,5 @@
-"""Messages about released models: the version that each agent is to serve, and the reports of
-agents that answer requests with it.
+"""Messages about released models, and about the wanted software of agents: the version that each
+agent is to have, and the reports of agents about it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from federated.wire.field_types import (
     Digest,
     Name,
     Natural,
+    ProgramVersion,
     Score,
+    SoftwareOrNone,
     SubmodelName,
     SubmodelOrNone,
     Text,
@@ -21,7 +23,17 @@ from federated.wire.field_types import (
     Word,
 )
 
-__all__ = ["UNTRAINED", "Release", "Serving", "Version", "label_submodel"]
+__all__ = [
+    "UNTRAINED",
+    "Installed",
+    "Release",
+    "Serving",
+    "Software",
+    "SoftwareCard",
+    "Version",
+    "find_wanted",
+    "label_submodel",
+]
 
 UNTRAINED = "not trained"  # label of a submodel that no update of its run trained
 
@@ -109,3 +121,69 @@ class Serving:
     failed: Natural = 0
     refused: VersionOrNone = ""
     reason: Text = ""
+
+
+@dataclass(frozen=True)
+class Software:
+    """A version of the agents' program.
+
+    release: number of the version.
+    sha256: digest of its wheel, hexadecimal.
+    round: number of the run's finished rounds when it was ordered.
+    agents: those that are to install it; empty: all.
+    """
+
+    release: ProgramVersion
+    sha256: Digest
+    round: Natural = 0
+    agents: tuple[AgentName, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the environment that it is installed in."""
+        return f"{self.release}-{self.sha256[:8]}"
+
+
+@dataclass(frozen=True)
+class SoftwareCard:
+    """Retained card of the software that a run wants on its agents' devices.
+
+    run: name of the run.
+    stable: for all agents, or for those that it names; nil: none.
+    canary: for `agents` only; nil: none.
+    agents: names of the agents that try the canary.
+    withdrawn: name of the version that was rolled back last; a device that has it goes back.
+    """
+
+    run: Name
+    stable: Software | None = None
+    canary: Software | None = None
+    agents: tuple[AgentName, ...] = ()
+    withdrawn: SoftwareOrNone = ""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """Retained report of a device that follows the wanted version, which its owner decides
+    (`edge-agent update --wanted`).
+
+    agent: its name.
+    version: name of the wanted or withdrawn version that it has installed; empty: another one.
+    release: number of the version that it has installed.
+    refused: name of a version that it did not install, or left again.
+    reason: why.
+    """
+
+    agent: AgentName
+    version: SoftwareOrNone = ""
+    release: Text = ""
+    refused: SoftwareOrNone = ""
+    reason: Text = ""
+
+
+def find_wanted(card: SoftwareCard, agent: str) -> Software | None:
+    """Return the version that a card wants on an agent's device."""
+    if card.canary is not None and agent in card.agents:
+        return card.canary
+    stable = card.stable
+    return stable if stable is not None and (not stable.agents or agent in stable.agents) else None

@@ -4,6 +4,7 @@ run                                       retained  the run's card, which joinin
 agent/{id}/status                         retained  status, also as the last will
 agent/{id}/profile                        retained  the agent's measurements of its device
 agent/{id}/release                        retained  report of a serving agent
+agent/{id}/software                       retained  its report on the wanted software
 agent/{id}/hb                             QoS 0     heartbeat
 agent/{id}/say                                      offers and failures of the agent
 agent/{id}/probe, /probe/...                        an agent's messages to itself, to test a broker
@@ -14,6 +15,7 @@ cmd/{id}, cmd/all                                   from the coordinator to one 
 model/{slot}/{submodel}/manifest, /c/{i}  retained  weights, while a task needs them
 model/graph/{sha256}/manifest, /c/{i}     retained  training graphs of the run
 release/card                              retained  released versions and their agents
+release/software                          retained  the wanted version of the agents' software
 release/{version}/{file}/manifest, /c/{i} retained  files of a release
 
 In a transfer, a submodel and a file, topics spell '.' as ',': RabbitMQ turns '.' into '/'.
@@ -92,6 +94,9 @@ VERSION = r"^[0-9a-f]{12}\Z"  # of a release: the first digits of its manifest's
 FILE = r"^(?![.])[A-Za-z0-9_.@-]{1,200}\Z"
 AGENT = r"^(?!all\Z|\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"
 
+# last levels of an agent's messages about itself
+REPORTS = "status", "profile", "hb", "say", "probe", "release", "software"
+
 Kind = Literal[
     "run",
     "status",
@@ -104,6 +109,7 @@ Kind = Literal[
     "manifest",
     "chunk",
     "release",
+    "software",
     "ask",
     "answer",
 ]
@@ -230,9 +236,9 @@ def release(run: str, version: str, file: str) -> str:
     return f"{ROOT}/{_name('run', run)}/release/{version}/{_spell('file', file, FILE)}"
 
 
-def release_card(run: str) -> str:
-    """Return the topic of a run's released versions; `+` for any run."""
-    return f"{ROOT}/{run if run == '+' else _name('run', run)}/release/card"
+def release_card(run: str, what: Literal["card", "software"] = "card") -> str:
+    """Return the topic of a run's card of released models, or of wanted software; `+`: any run."""
+    return f"{ROOT}/{run if run == '+' else _name('run', run)}/release/{what}"
 
 
 def release_manifests(run: str) -> str:
@@ -240,13 +246,10 @@ def release_manifests(run: str) -> str:
     return f"{ROOT}/{_name('run', run)}/release/+/+/manifest"
 
 
-def serving(run: str, agent: str) -> str:
-    """Return the topic of a serving agent's report; `+` for any agent."""
-    return (
-        f"{ROOT}/{_name('run', run)}/agent/+/release"
-        if agent == "+"
-        else _agent(run, agent, "release")
-    )
+def serving(run: str, agent: str, what: Literal["release", "software"] = "release") -> str:
+    """Return the topic of an agent's report on such a card; `+` for any agent."""
+    every = f"{ROOT}/{_name('run', run)}/agent/+/{what}"
+    return every if agent == "+" else _agent(run, agent, what)
 
 
 def manifest(base: str) -> str:
@@ -268,10 +271,8 @@ def agent_patterns(run: str, agent: str) -> tuple[str, ...]:
 def agent_rights() -> tuple[tuple[Literal["read", "write"], str], ...]:
     """Return all rights of an agent at a broker, in any run; `%u` is its authenticated name."""
     own = f"{ROOT}/+/agent/%u"
-    readable = (
-        f"{ROOT}/+/{what}"
-        for what in ("run", "cmd/%u", f"cmd/{ALL}", "model/#", "release/#", "infer/%u/ask/+")
-    )
+    common = "run", "cmd/%u", f"cmd/{ALL}", "model/#", "release/#", "infer/%u/ask/+"
+    readable = (f"{ROOT}/+/{what}" for what in common)
     return (
         ("write", f"{own}/#"),
         ("write", f"{ROOT}/+/infer/%u/answer/+"),
@@ -340,7 +341,7 @@ def parse(topic: str) -> Place | None:
     match topic[len(ROOT) + 1 :].split("/"):
         case [r, "run"]:
             place = Place("run", r)
-        case [r, "agent", a, ("status" | "profile" | "hb" | "say" | "probe" | "release") as kind]:
+        case [r, "agent", a, kind] if kind in REPORTS:
             place = Place(_KINDS[kind], r, a)
         case [r, "agent", a, "up", t, "c", i]:
             place = Place("chunk", r, a, transfer=_read(t), index=_index(i), way="up")
@@ -352,8 +353,8 @@ def parse(topic: str) -> Place | None:
             place = Place("manifest", r, version=v, submodel=_read(s), way="model")
         case [r, "model", v, s, "c", i]:
             place = Place("chunk", r, version=v, submodel=_read(s), index=_index(i), way="model")
-        case [r, "release", "card"]:
-            place = Place("card", r, way="release")
+        case [r, "release", ("card" | "software") as kind]:
+            place = Place(_KINDS[kind], r, way="release")
         case [r, "release", v, f, "manifest"]:
             place = Place("manifest", r, version=v, file=_read(f), way="release")
         case [r, "release", v, f, "c", i]:
@@ -437,7 +438,7 @@ def _is_valid(place: Place) -> bool:
         wanted.append((place.question, TRANSFER))
     if place.way == "model":
         wanted += [(place.version, NAME), (place.submodel, SUBMODEL)]
-    if place.way == "release" and place.kind != "card":
+    if place.way == "release" and place.kind not in ("card", "software"):
         wanted += [(place.version, VERSION), (place.file, FILE)]
     return all(re.match(pattern, name) for name, pattern in wanted) and (
         place.kind != "chunk" or place.index >= 0

@@ -9,6 +9,7 @@ from coordinator.release.history import (
     Event,
     History,
     Item,
+    ModelHistory,
     add_reports,
     build_card,
     find_rollback_event,
@@ -135,4 +136,4 @@ def test_a_history_round_trips_through_json() -> None:
         start_canary(release(EMPTY, A, "t1"), B, ("pi",), "t2"),
         {"pi": Serving("pi", "s", "b" * 12, p90=0.25)},
     )
-    assert msgspec.json.decode(msgspec.json.encode(history), type=History) == history
+    assert msgspec.json.decode(msgspec.json.encode(history), type=ModelHistory) == history

@@ -15,7 +15,8 @@ from coordinator.cli.main import main
 from coordinator.fleet.update_file_names import update_path
 from coordinator.observe.round_records import RoundRecord
 from coordinator.release.archive import Archive
-from coordinator.release.history import History
+from coordinator.release.history import History, SoftwareHistory
+from coordinator.release.history_file import HistoryFile
 from coordinator.round import round_events as on
 from coordinator.round.round_state import Round
 from coordinator.store.database import COPY, Facts
@@ -24,6 +25,7 @@ from coordinator.store.run_store import Store
 from federated.engine.aggregate import Total
 from federated.errors import StoreError
 from federated.task import Key
+from federated.wire.release_messages import Installed, Software
 from tests.support.handmade_releases import toy
 
 KEY = Key("a", "w1", 3, "train")
@@ -125,6 +127,11 @@ def test_repair_leaves_damage_that_needs_a_person(folder: Path) -> None:
     (version,) = (path for path in (folder / "releases").iterdir() if path.is_dir())
     flip(version / "w1-d1.onnx")
     flip(folder / "releases" / "history.json", 12)
+    orders: HistoryFile[Software, Installed] = HistoryFile(
+        folder / "upgrades", "spring", SoftwareHistory
+    )
+    orders.write(History("spring"))
+    flip(folder / "upgrades" / "history.json", 12)
     with sqlite3.connect(folder / "run.sqlite") as database:
         database.execute("UPDATE rounds SET seconds = 9")
     database.close()
@@ -136,6 +143,7 @@ def test_repair_leaves_damage_that_needs_a_person(folder: Path) -> None:
         (COPY, True),
         ("history.json", False),
         ("w1-d1.onnx", False),
+        ("history.json", False),
     ]
     flip(version / "manifest.json", 30)
     assert any(one["file"].endswith("manifest.json") for one in check(folder)[1]["damaged"])

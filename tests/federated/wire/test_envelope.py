@@ -20,7 +20,14 @@ from federated.safe_text import MAX_TEXT
 from federated.task import Card, Profile, Recipe, Task, Timing
 from federated.wire import envelope
 from federated.wire import messages as m
-from federated.wire.release_messages import Release, Serving, Version
+from federated.wire.release_messages import (
+    Installed,
+    Release,
+    Serving,
+    Software,
+    SoftwareCard,
+    Version,
+)
 from models.submodel import Network, Submodel
 
 NETWORK = Network("preresnet", "small", (1, 8, 8), 10, (4.9,), (6.0,))
@@ -38,6 +45,7 @@ ALL: dict[str, m.Message] = {
     "heartbeat": m.Heartbeat(
         "a", "s", "train", 3, 0.5, "train", 4, 10, m.Condition(48.5, False, "mains")
     ),
+    "installed": Installed("a", "", "0.2.0", "0.3.0-abababab", "its checks failed"),
     "manifest": MANIFEST,
     "offer": m.Offer(MANIFEST, "r", 1, 2, "calibrate", "w1-d2@agent-7"),
     "profile": Profile(
@@ -71,6 +79,7 @@ ALL: dict[str, m.Message] = {
         refused="cd" * 6,
         reason="no",
     ),
+    "wanted": SoftwareCard("r", Software("0.3.0", "ab" * 32, 7), None, ("a",), "0.2.9-abababab"),
     "status": m.Status("a", "s", True),
     "task": Task(
         "r", 1, 2, "a", "train", SUBMODEL, "v1", "0" * 64, 10, Recipe(momentum=0.8, seed=3), 60.0

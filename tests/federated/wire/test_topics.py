@@ -38,6 +38,14 @@ MADE = {
         topics.chunk(topics.model("r", "v1", "w1"), 0),
         Place("chunk", "r", version="v1", submodel="w1", index=0, way="model"),
     ),
+    "fl/v1/r/release/software": (
+        topics.release_card("r", "software"),
+        Place("software", "r", way="release"),
+    ),
+    "fl/v1/r/agent/a/software": (
+        topics.serving("r", "a", "software"),
+        Place("software", "r", "a"),
+    ),
     "fl/v1/r/release/card": (topics.release_card("r"), Place("card", "r", way="release")),
     "fl/v1/r/release/00ff00ff00ff/w1,onnx/manifest": (
         topics.manifest(topics.release("r", "00ff00ff00ff", "w1.onnx")),

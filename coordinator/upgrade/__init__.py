@@ -1,0 +1,1 @@
+"""`coordinator upgrade`: the wanted version of the agents' software, on a few devices first."""
