@@ -40,7 +40,14 @@ from coordinator.trust.configured_defences import check_buffer_size
 from federated.data import partitions
 from federated.device.attacks.known_attacks import parse_attack
 from federated.device.trainers.catalogue import open_trainer
-from federated.errors import ConfigError, LinkError, StoreError, explain_os_errors, read_setting
+from federated.errors import (
+    ConfigError,
+    FleetError,
+    LinkError,
+    StoreError,
+    explain_os_errors,
+    read_setting,
+)
 from federated.flag_and_argument_names import RESUME, RUNS, Option
 from federated.runtime.console import Say
 from federated.runtime.unit_formatting import format_count
@@ -142,6 +149,11 @@ def simulate_once(
         if prepared.store.rounds_done < config.rounds:
             with open_device_folder(prepared.store) as spool:
                 run_with_workers(prepared, source, LinePrinter(say).read, spool)
+        if not prepared.store.read_last_folded():
+            raise FleetError(
+                f"run '{config.name}': no update of a device was accepted in "
+                f"{format_count(config.rounds, 'round')}: coordinator log {config.name} shows why"
+            )
         with writing(folder):
             return results.write(folder, config, prepared.store, source, say)
 

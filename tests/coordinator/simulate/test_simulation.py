@@ -524,6 +524,13 @@ def test_a_run_ends_if_no_device_can_train(tmp_path: Path):
     assert threading.active_count() <= before + 1
 
 
+def test_a_simulation_without_any_update_is_an_error(tmp_path: Path):
+    """The loss overflows on every device, and one round tries no smaller submodel."""
+    settings = ("train.lr=1e30", "train.epochs=5", "train.clip=0.0", "rounds=1")
+    with pytest.raises(FleetError, match="no update of a device was accepted in 1 round"):
+        run(tmp_path, *settings)
+
+
 def test_a_run_ends_if_a_device_is_refused(tmp_path: Path):
     """The toy trainer runs no hooks, and no other device will come."""
     trainer = "simulate.trainer=tests.support.toy_trainer:open_adding"
