@@ -100,8 +100,9 @@ def _answer(site: Site, message: dict[str, Any]) -> dict[str, Any]:
         return {"answer": msgspec.to_builtins(HANDLERS[message["do"]](site, message))}
     except EspalierError as error:
         return _encode_error(error)
-    # a network of a run's card may be impossible to build on this device
-    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+    except ValueError as error:  # such as a network that cannot be built on this device
+        return _encode_error(ConfigError(f"cannot {message['do']}: {error}"))
+    except (LookupError, RuntimeError, TypeError) as error:  # such as of a forged card
         log.exception("cannot %s", message["do"])
         return _encode_error(EspalierError(f"cannot {message['do']}: {error}"))
 

@@ -183,7 +183,7 @@ def test_work_on_a_network_that_cannot_be_built_or_fed_is_refused(
     broken = replace(PLAIN, mask=((1,),))
     ours.send({"do": "measure", "run": run(calibration=(broken,), menu=()), "fresh": True})
     answer = ours.receive()
-    assert answer["error"] == "other"
+    assert answer["error"] == "data"
     assert "cannot measure: mask ((1,),)" in answer["arguments"][0]
     texts = replace(PLAIN, network=replace(NET, vocabulary=5))
     files = {"weights": str(tmp_path / "w"), "result": str(tmp_path / "r")}
