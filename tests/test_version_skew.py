@@ -8,7 +8,10 @@ import functools
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ from tests.support.earlier_versions import (
     unpack_wheel,
 )
 from tests.support.processes import Running, Start, result, wait_for_words
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.slow]
 RUN = ["start", "--name", "r", "--model", "mlp-small", "--format", "json"]
@@ -117,6 +121,103 @@ def test_a_coordinator_is_upgraded_while_agents_of_both_versions_train(
     assert result(after, 240)["rounds"] == done + 2
     assert [result(agent, 60)["updates"] >= 2 for agent in agents] == [True, True]
     assert list_folded(tmp_path, done + 2) == ["new", "old"]
+
+
+@dataclass
+class Site:
+    """A coordinator and its agents, each of which can be replaced by another version during the
+    run. The coordinator runs in this folder.
+
+    lives: all processes of each agent, in their order.
+    """
+
+    folder: Path
+    versions: Versions
+    coordinator: Running
+    lives: dict[str, list[Running]] = field(default_factory=dict)
+
+    def join(self, name: str, commit: str) -> None:
+        """Start an agent, after its last process, if any, has left the run."""
+        lives = self.lives.setdefault(name, [])
+        if lives:
+            lives[-1].send_signal(signal.SIGTERM)
+            lives[-1].wait(90)
+        lives.append(self.versions.join(commit, name, f"{'abc'.index(name)}/3"))
+
+    def coordinate(self, commit: str, rounds: int) -> None:
+        """Replace the coordinator, and end the run after so many more rounds."""
+        self.coordinator.send_signal(signal.SIGTERM)
+        assert self.coordinator.wait(90) == 130
+        more = ["--resume", "--rounds", str(self.count_rounds() + rounds), "--min-agents", "2"]
+        self.coordinator = self.versions.coordinate(commit, *more)
+
+    def count_rounds(self) -> int:
+        with closing(Store.open(self.folder / "runs", "r", read_only=True)) as store:
+            return store.rounds_done
+
+    def wait(self, *agents: str, rounds: int = 2) -> None:
+        """Wait until so many rounds that began from now on have the updates of these agents."""
+        first = self.count_rounds() + 2
+
+        def seen() -> bool:
+            time.sleep(0.5)  # reading takes long in a run of many rounds
+            last = self.count_rounds()
+            lists = [list_folded(self.folder, number) for number in range(first, last + 1)]
+            return sum(set(agents) <= set(names) for names in lists) >= rounds
+
+        assert eventually(lambda: seen() or self.coordinator.poll() is not None, 300)
+        assert self.coordinator.poll() is None
+
+
+def count_updates(agent: Running) -> int:
+    """Return how many updates of an agent were accepted until it left the run."""
+    told, _ = agent.communicate(timeout=60)
+    return int(json.loads(told.splitlines()[-1])["updates"])
+
+
+@pytest.mark.timeout(1800)  # nine processes start one after another
+def test_a_fleet_is_upgraded_and_goes_back_while_rounds_go_on(
+    tmp_path: Path, versions: Versions
+) -> None:
+    """Agents of both versions train in every step, each update that an agent delivered is in the
+    model once, and no round is missing.
+    """
+    old = AT_PROTOCOL_3
+    site = Site(
+        tmp_path, versions, versions.coordinate(old, "--rounds", "5000", "--min-agents", "2")
+    )
+    for name, commit in {"a": old, "b": old, "c": NOW}.items():
+        site.join(name, commit)
+    assert wait_for_words(site.coordinator, tmp_path / "0.err", "round 2 of 5000", 240)
+    steps: list[tuple[str, int]] = [("coordinator old, agents a old, b old, c new", 1)]
+
+    def proceed(step: str) -> None:
+        site.wait("a", "b", "c")
+        steps.append((step, site.count_rounds()))
+
+    site.coordinate(NOW, 5000)
+    proceed("coordinator new, agents a old, b old, c new")
+    site.join("a", NOW)
+    proceed("coordinator new, agents a new, b old, c new")
+    site.join("b", NOW)
+    proceed("coordinator new, agents a new, b new, c new")
+    site.join("b", old)
+    proceed("coordinator new, agents a new, b old, c new")
+    site.coordinate(old, 5000)
+    proceed("coordinator old, agents a new, b old, c new")
+    site.join("a", old)
+    proceed("coordinator old, agents a old, b old, c new")
+    site.coordinate(old, 2)
+    last = result(site.coordinator, 240)["rounds"]
+
+    found = [list_folded(tmp_path, number) for number in range(1, last + 1)]
+    told = {name: sum(map(count_updates, lives)) for name, lives in site.lives.items()}
+    for step, rounds in steps:
+        print(f"{step}: until round {rounds}")
+    print(f"{last} rounds; updates that the agents delivered: {told}")
+    assert all(found), "each round has an update"
+    assert all(len(names) == len(set(names)) for names in found), "none counts twice"
+    assert told == {name: sum(name in names for names in found) for name in "abc"}, "none is lost"
 
 
 @pytest.mark.parametrize(
