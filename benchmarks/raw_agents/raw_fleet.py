@@ -23,7 +23,7 @@ from federated.wire import envelope, messages, topics
 __all__ = ["RawFleet"]
 
 TICK = 0.25  # seconds between ticks of an agent, at least
-TICKS = 4000  # ticks of all agents per second, at most
+TICKS = 1000  # ticks of all agents per second, at most
 KEEPALIVE = 30  # seconds, at least; more for agents that one thread runs too slowly
 
 

@@ -33,7 +33,7 @@ class Leadership:
         self._republish_at = math.inf  # when to publish everything again, after a reconnection
         self._restore_at = math.inf  # when to do so because the card was removed
         self._restored = -math.inf  # when that was done last
-        self._returned: messages.Run | None = None  # the card that the broker returned last
+        self._returned = b""  # the card that the broker returned last
         self._confirm_at = clock() + CARD_PATIENCE  # when to check that it is the present one
 
     def publish(self, card: messages.Run) -> None:
@@ -46,7 +46,7 @@ class Leadership:
         But a later coordinator may lead the run by now, and its card must not be replaced.
         """
         self._endpoint.link.subscribe(topics.run(self._endpoint.card.run))
-        self._returned, self._republish_at = None, self._clock() + FENCE
+        self._returned, self._republish_at = b"", self._clock() + FENCE
 
     def check(self, heartbeat: float = 0.0, *, repeat: bool = False) -> None:
         """Publish again what the broker may have lost. A card that it has not returned is with no
@@ -68,7 +68,7 @@ class Leadership:
             self._endpoint.republish()
         elif now >= self._confirm_at and self._republish_at == math.inf:
             self._confirm_at = now + CARD_PATIENCE
-            if repeat or self._returned != self._endpoint.card:
+            if repeat or self._returned != self._endpoint.announced:
                 self._endpoint.publish(self._endpoint.card)
 
     def take_card(self, delivery: Delivery) -> None:
@@ -82,7 +82,7 @@ class Leadership:
         payload, mine, own = delivery.payload, self._endpoint.epoch, self._endpoint.card
         card, epoch = envelope.decode_with_epoch(payload) if payload else (None, 0)
         if isinstance(card, messages.Run) and card.session == own.session:
-            self._returned = card
+            self._returned = payload
             return
         if not mine:
             return

@@ -26,6 +26,7 @@ class Endpoint:
     """Sends the messages of one run.
 
     card: what agents need to find the run and to measure themselves.
+    announced: the card as it was published last.
     epoch: in every message, so that agents and other coordinators of the run know which of two is
         the later one.
     """
@@ -43,6 +44,7 @@ class Endpoint:
         updates.
         """
         self.link, self.card, self.slots, self.epoch = link, card, slots, epoch
+        self.announced = b""
         self._chunks = chunks and (slots.urls is None or slots.urls.above > 0)
         self._dismissed = False
 
@@ -60,8 +62,8 @@ class Endpoint:
 
     def publish(self, card: messages.Run) -> None:
         """Publish the run's card, which may hold more than the last one."""
-        self.card = card
-        self.link.publish(topics.run(card.run), self._encode(card), retain=True)
+        self.card, self.announced = card, self._encode(card)
+        self.link.publish(topics.run(card.run), self.announced, retain=True)
 
     def republish(self) -> None:
         """Publish everything again, for a broker that restarted and may have lost it."""

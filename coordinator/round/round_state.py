@@ -42,7 +42,9 @@ __all__ = [
     "put_task",
 ]
 
-HEARTBEATS = 150  # of the whole fleet per second, at most
+# heartbeats of the whole fleet per second, as long as agents need not send them further apart than
+# this many seconds
+HEARTBEATS, RAREST = 150, 120.0
 MAX_REST = 32  # maximum number of rounds that an agent sits out
 FORGET_AFTER = 2 * MAX_REST  # rounds after which a wasted lease no longer counts
 
@@ -304,7 +306,7 @@ class Round(Struct, frozen=True):
         not keep the coordinator busy; 0: agents choose. It changes when a fleet doubles.
         """
         seconds = (1 << len(self.agents).bit_length()) / HEARTBEATS
-        return seconds if seconds > QUICKEST else 0.0
+        return min(seconds, RAREST) if seconds > QUICKEST else 0.0
 
     @property
     def current_phase(self) -> Phase:

@@ -31,6 +31,7 @@ STALL = (
     5.0  # seconds without progress until the sender repeats its offer, which asks for the bitmap
 )
 MAX_STALL = 60.0  # the pause doubles with each repetition, up to this many seconds
+MAX_QUEUED = 240.0  # up to this many while the receiver answers that the sender waits for its turn
 
 
 def split(data: memoryview | bytes | bytearray, chunk: int, transfer: str) -> Manifest:
@@ -67,6 +68,7 @@ class Sender:
         self._in_flight = 0
         self._open = self._asked = False
         self._since, self._wait = now, STALL
+        self._queued = 0.0  # pause since the last grant if that lets the sender wait
 
     @property
     def complete(self) -> bool:
@@ -89,8 +91,9 @@ class Sender:
             self._since, self._wait = now, STALL
         self._have, self._open, self._asked = bits, open, False
         self._in_flight = int((self._sent & ~bits).sum())
+        self._queued = 0.0 if open else min(MAX_QUEUED, 2 * self._queued) or MAX_STALL
         if not open and not self._in_flight:  # it is in the receiver's queue and has lost nothing
-            self._since, self._wait = now, MAX_STALL
+            self._since, self._wait = now, self._queued
 
     @property
     def in_flight(self) -> int:
@@ -111,8 +114,8 @@ class Sender:
 
     def check_stall(self, now: float) -> bool:
         """Return whether to repeat the offer, which asks for the bitmap: after 5 s without
-        progress, then after 10 s, 20 s, ... 60 s. In the queue of a receiver that answered, where
-        thousands may wait, after 60 s.
+        progress, then after 10 s, 20 s, ... 60 s. While the receiver answers that its turn has not
+        come, after 60 s, 120 s, and every 240 s, since thousands may wait.
 
         This includes a receiver that has every chunk, because its receipt may have been lost.
         """

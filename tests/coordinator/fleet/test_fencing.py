@@ -190,6 +190,9 @@ def test_a_card_that_the_broker_returned_is_repeated_only_for_agents_that_it_doe
     fleet = coordinator(memory, tmp_path, clock, "only", 5)
     fleet.follow(broker_access=BrokerAccess("", by_name_only=by_name_only))
     listen(fleet)
+    # messages hold no tuples
+    fleet.reannounce(replace(fleet.run, settings={"widths": (0.5, 1.0)}))
+    listen(fleet)
     sent = list[str]()
     monkeypatch.setattr(fleet.link, "publish", lambda topic, *rest, **named: sent.append(topic))
     clock.now += 2 * CARD_PATIENCE

@@ -113,14 +113,20 @@ def test_chunks_lost_without_a_slot_are_sent_again_with_the_next_slot() -> None:
     assert len(list(sender.next_chunks())) == 6
 
 
-def test_an_offer_that_waits_for_a_slot_is_repeated_once_a_minute() -> None:
+def test_an_offer_that_waits_for_a_slot_is_repeated_less_and_less_often() -> None:
     """The receiver knows it, and thousands that repeat theirs would keep it busy."""
     data = data_of(KIB)
     sender = Sender(split(data, KIB, "t"), data, 0.0)
     assert sender.check_stall(5.0), "no answer came"
     sender.take_grant(b"", False, 6.0)
-    assert not sender.check_stall(65.0)
-    assert sender.check_stall(66.0)
+    now = 6.0
+    for pause in (60.0, 120.0, 240.0, 240.0):
+        assert not sender.check_stall(now + pause - 1)
+        now += pause
+        assert sender.check_stall(now)
+        sender.take_grant(b"", False, now)
+    assert sender.check_stall(now + 240.0)
+    assert sender.check_stall(now + 240.0 + 60.0), "no answer came"
 
 
 def test_a_bitmap_of_another_size_is_refused() -> None:
