@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks.faults.results import Campaign, Summary, read_campaigns
 from benchmarks.faults.scenarios import SCENARIOS, explain_left_out
@@ -59,20 +59,30 @@ def list_faults() -> Iterator[str]:
 def describe(campaign: Campaign) -> str:
     machine = campaign.machine
     days = sorted({row.taken for row in campaign.rows})
-    loads = [row.load for row in campaign.rows]
+    loads = sorted(row.load for row in campaign.rows)
     return (
-        f"{campaign.version}. {' to '.join(dict.fromkeys((days[0], days[-1])))}, "
-        f"{machine.processor}, {machine.cpus:g} processors, load {min(loads):g} to {max(loads):g}"
+        f"{campaign.version}. {format_span(days)}, {machine.processor}, "
+        f"{machine.cpus:g} processors, load {format_span(f'{load:g}' for load in loads)}"
         f"{', forked' * all(row.forked for row in campaign.rows)}."
     )
 
 
+def format_span(values: Iterable[str]) -> str:
+    """Return the first and the last of these values, once if they are equal."""
+    found = list(values)
+    return " to ".join(dict.fromkeys((found[0], found[-1])))
+
+
 def format_row(row: Summary) -> tuple[str, ...]:
-    longest = f"{row.recovery_s:.1f}"
-    if row.longest_s > row.recovery_s:
-        longest += f" (at most {row.longest_s:.1f})"
-    why = "".join(f"; {reason.partition(':')[2].strip()}" for reason in row.why)
-    return (row.scenario, *count([row]), longest + why, row.commit[:8])
+    median, longest = f"{row.recovery_s:.1f}", f"{row.longest_s:.1f}"
+    seconds = median if median == longest else f"{median} (at most {longest})"
+    why = "".join(f"; {shorten(reason)}" for reason in row.why)
+    return (row.scenario, *count([row]), seconds + why, row.commit[:8])
+
+
+def shorten(reason: str) -> str:
+    """Return the first line of a failure, without the seed."""
+    return reason.partition(":")[2].strip().partition("\n")[0].replace("|", "/")
 
 
 def explain(name: str, campaign: Campaign) -> tuple[str, ...]:
