@@ -167,11 +167,10 @@ class AuthorityWatcher:
         # abs: the system clock may be set back
         if abs((now := self._clock()) - self._checked) > RENEWAL_CHECK:
             # the next poll loads what is renewed here
-            time = datetime.fromtimestamp(now, UTC)
-            self._authority.renew_own(time)
+            self._authority.renew_own(datetime.fromtimestamp(now, UTC))
             self._checked = now
-            if self._authority.outside is not None:
-                self._authority.outside.warn_of_expiry(time)
+        if self._authority.outside is not None:
+            self._authority.outside.warn_of_expiry(datetime.fromtimestamp(now, UTC))
 
     def _read_state(self) -> Applied:
         """Read what the broker should have, and tell the coordinator."""

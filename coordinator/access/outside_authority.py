@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -35,6 +35,7 @@ __all__ = ["OutsideAuthority", "read_outside_authority"]
 log = logging.getLogger(__name__)
 
 NOTICE = 0.1  # last part of the life of a file, in which a warning names its end
+AGAIN = timedelta(hours=1)  # between two such warnings
 LISTS = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 FILES = ("certificate", "key", "crl")
 PEM, PKCS8 = Encoding.PEM, PrivateFormat.PKCS8
@@ -64,6 +65,7 @@ class OutsideAuthority:
         self._files = self.served = files
         self._times, self._content = self._read_file_times(), read_files(files)
         self._said = ""
+        self._warned = dict[Path, datetime]()  # of its end, when last
 
     def install(self, folder: Path) -> None:
         """Let the broker use copies of the files in a folder, so that it never reads files that do
@@ -84,6 +86,7 @@ class OutsideAuthority:
                 content = read_files(self._files)
                 self._copy(content)
                 self._times, self._content = times, content
+                self._warned.clear()
             self._said = ""
         except (ConfigError, OSError) as error:
             if (why := str(error)) != self._said:  # not every second
@@ -93,10 +96,14 @@ class OutsideAuthority:
 
     def warn_of_expiry(self, now: datetime) -> None:
         """Warn of a certificate or a list that expires soon, since the broker then rejects every
-        device.
+        device; of each once in `AGAIN`.
         """
         for path, begin, end in self._content.lives:
-            if end is not None and now > end - NOTICE * (end - begin):
+            if end is None or now < end - NOTICE * (end - begin):
+                continue
+            warned = self._warned.get(path)
+            if warned is None or abs(now - warned) > AGAIN:  # abs: the clock may be set back
+                self._warned[path] = now
                 log.warning(
                     "%s expires at %s, and the broker then refuses every device: replace it before",
                     path,

@@ -352,7 +352,21 @@ def test_the_end_of_a_list_is_announced(
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
         found.warn_of_expiry(datetime.now(UTC) + timedelta(days=28))
-    assert "crl.pem expires at" in caplog.text
+        found.warn_of_expiry(datetime.now(UTC) + timedelta(days=28, minutes=1))
+    told = [record.getMessage() for record in caplog.records]
+    assert ["broker.pem expires at" in told[0], "crl.pem expires at" in told[1]] == [True, True]
+    assert len(told) == 2, "not again within an hour"
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_a_list_that_expires_soon_after_the_start_is_announced(
+    tmp_path: Path, company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = settings(company, tmp_path)
+    company.write_lists(timedelta(minutes=5))
+    with open_broker_access(wanted, tmp_path / "r", lambda text: None):
+        eventually(lambda: "crl.pem expires at" in caplog.text)
 
 
 def test_the_name_of_the_coordinator_cannot_be_guessed(tmp_path: Path, company: Company) -> None:
