@@ -46,6 +46,7 @@ CANARY_WAIT = 7200.0  # seconds for the devices of a canary to install a version
 WINDOW = 20  # rounds before an order whose tasks are compared with those after it
 LOOK = 1.0  # seconds between two looks into the run's records
 WIDTH = 200  # columns of the table
+NAMED = 20  # agents without a report that are named
 
 
 def upgrade_run(request: UpgradeRequest, runs: Path, say: Say) -> dict[str, Any]:
@@ -180,7 +181,9 @@ class AgentUpgrade(StagedRelease[Software, Installed]):
             self._say(draw_table(rows))
         silent = sorted(profiles.keys() - self.seen.reports.keys())
         if silent:
-            self._say(f"no report from {', '.join(silent)}: nothing is installed there")
+            more = f" and {len(silent) - NAMED} more" if len(silent) > NAMED else ""
+            named = ", ".join(silent[:NAMED])
+            self._say(f"no report from {named}{more}: nothing is installed there")
         return describe_history(history) | {"reports": rows, "silent": silent}
 
     def _read_health(self, history: SoftwareHistory) -> Health:
