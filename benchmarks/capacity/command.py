@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,20 @@ from federated.runtime.console import FORMAT, print_result, report_errors
 
 __all__ = ["command"]
 
+
+class FiniteRange(click.FloatRange):
+    """A range that contains neither infinity nor NaN, which no comparison excludes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"expected a finite number, found {value}", param, ctx)
+        return found
+
+
 COUNT = click.IntRange(min=1)
-POSITIVE = click.FloatRange(min=0, min_open=True)
-PRICE = click.FloatRange(min=0)
+POSITIVE = FiniteRange(min=0, min_open=True)
+PRICE = FiniteRange(min=0)
 
 
 @click.command("capacity")
@@ -29,7 +41,7 @@ PRICE = click.FloatRange(min=0)
 @click.option("--rounds-per-day", type=POSITIVE, default=1.0, show_default=True, help="rounds")
 @click.option(
     "--fraction",
-    type=click.FloatRange(min=0, max=1, min_open=True),
+    type=FiniteRange(min=0, max=1, min_open=True),
     default=1.0,
     show_default=True,
     help="of the agents that take part in a round",

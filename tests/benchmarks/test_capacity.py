@@ -258,3 +258,11 @@ def test_updates_cannot_arrive_for_longer_than_a_round(tmp_path: Path) -> None:
     found = run(*files, "--rounds-per-day", 4, "--hours", 7)
     assert found.exit_code == ConfigError.exit_code
     assert "expected at most 6" in found.stderr
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_numbers_without_a_meaning_are_refused(tmp_path: Path, value: str) -> None:
+    for option in ("--hours", "--rounds-per-day", "--price-core-hour"):
+        result = run(tmp_path / "unread.json", option, value)
+        assert result.exit_code == 2
+        assert f"'{option}': expected a finite number, found {value}" in result.output
