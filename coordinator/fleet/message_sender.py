@@ -45,7 +45,8 @@ class Endpoint:
         """
         self.link, self.card, self.slots, self.epoch = link, card, slots, epoch
         self.announced = b""
-        self._chunks = chunks and (slots.urls is None or slots.urls.above > 0)
+        # an update that others replace in a shared store comes in chunks in the end
+        self._chunks = chunks and (slots.urls is None or slots.urls.above > 0 or slots.urls.shared)
         self._dismissed = False
 
     def announce(self) -> None:

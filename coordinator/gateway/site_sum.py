@@ -72,7 +72,9 @@ class SiteSum(Collector):
         self._tallies: list[Mapping[str, Tally]] = []
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
-        card = self._cards.get(task.agent)
+        # A device may have begun for a process of this gateway that was killed. What it reports of
+        # its time is not used.
+        card, elapsed = self._cards.get(task.agent), math.inf
         if task.work == "train":
             examined = examine(update, self._wanted, self.weights)
             accept_training(task, examined, card, elapsed, self._defences)

@@ -172,3 +172,12 @@ def test_a_device_whose_update_moves_much_further_than_earlier_ones_is_refused(
         deliver(site, "e", "train", EXAMPLES, 0.9, {"loss": 1.0})
     with pytest.raises(Refused, match="expected a change of weights"):
         deliver(site, "e", "train", EXAMPLES, 1.1, {"loss": 1.0})
+
+
+def test_a_device_may_have_trained_before_the_gateway_was_killed_and_restarted(
+    tmp_path: Path,
+) -> None:
+    site, task = start(tmp_path, {"a": EXAMPLES}), replace(TASK, agent="a")
+    found, notes = {"w": np.zeros(2, np.float32)}, {"loss": 1.0, "seconds": 60.0, "step": 1.0}
+    update = Update("r", 1, 1, "a", "train", SUBMODEL, "r0", EXAMPLES, 2, found, notes)
+    site.check(task, update, 0.5)

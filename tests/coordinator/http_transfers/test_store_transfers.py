@@ -351,12 +351,13 @@ def test_an_update_with_another_digest_is_refused_and_its_agent_told(
         assert [one.start for one in again.parts] == [0]
 
 
+@pytest.mark.parametrize("above", [0, 100])
 def test_an_update_that_is_replaced_in_the_store_again_and_again_comes_in_chunks(
-    store: ObjectStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    above: int, store: ObjectStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Anyone who may write to the bucket can do this, so it must not count against the agent."""
     memory, clock, folding = MemoryBroker(), Clock(), Folding()
-    with closing(StoreTransfers(store, tmp_path, 100, 60)) as transfers:
+    with closing(StoreTransfers(store, tmp_path, above, 60)) as transfers:
         fleet = MessageLoop(
             MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(urls=transfers), clock=clock
         )
