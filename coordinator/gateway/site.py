@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec import structs
@@ -36,7 +36,6 @@ from federated.errors import FleetError
 from federated.runtime.console import Say
 from federated.runtime.unit_formatting import format_count
 from federated.task import Profile
-from federated.trainer_capabilities import GRAPHS
 from federated.wire import messages
 from federated.wire.codecs.raw import RAW
 from federated.wire.link import Link
@@ -57,27 +56,6 @@ NORMS = "norms.sqlite"  # of the devices' updates, by which later ones are bound
 DEFAULTS = Config().robust
 NEVER = threading.Event()  # is not set
 BURST = 64  # messages of devices before the uplink is looked at again
-
-
-@dataclass(frozen=True)
-class SiteEligibility(Eligibility):
-    """Checks of a site's devices. The gateway has one profile for all of them, so either all train
-    with exported graphs or none.
-
-    graphs: whether the devices that are here train with graphs; None without devices.
-    """
-
-    graphs: Callable[[], bool | None] = lambda: None
-
-    def explain_refusal(self, profile: Profile) -> str:
-        known, own = self.graphs(), GRAPHS in profile.capabilities
-        if known is not None and known != own:
-            kinds = ["with PyTorch", "without PyTorch"]
-            return (
-                f"the devices of this gateway train {kinds[known]}, and this one {kinds[own]}: "
-                "start another gateway for such devices"
-            )
-        return Eligibility.explain_refusal(self, profile)
 
 
 class Site:
@@ -144,11 +122,7 @@ class Site:
             self._defences.config = structs.replace(Config(), robust=limits)
 
     def _admit(self, network: Network | None) -> None:
-        self._fleet.admit(SiteEligibility(Config(), network, graphs=self._use_graphs))
-
-    def _use_graphs(self) -> bool | None:
-        kinds = {GRAPHS in profile.capabilities for profile in self.list_profiles()}
-        return kinds.pop() if len(kinds) == 1 else None
+        self._fleet.admit(Eligibility(Config(), network))
 
     @property
     def backlog(self) -> int:
@@ -176,8 +150,9 @@ class Site:
             for one in known:
                 if one not in self._alike[1] and (one in alike or one not in before):
                     self._say(
-                        f"device {one.agent} gets no tasks, because it is far weaker than most of "
-                        "this site: start another gateway for such devices"
+                        f"device {one.agent} gets no tasks, because it differs too much from most "
+                        "devices of this site in memory, speed, or what its trainer can do: start "
+                        "another gateway for such devices"
                     )
         return self._alike[1]
 

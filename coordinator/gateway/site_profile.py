@@ -17,6 +17,7 @@ from federated.install_command import NAME
 from federated.runtime.provenance import versions
 from federated.runtime.unit_formatting import format_count
 from federated.task import MOST_WATTS, Card, Profile, Timing
+from federated.trainer_capabilities import GRAPHS
 from federated.wire import envelope
 from federated.wire.codecs.catalogue import codec_names
 from federated.wire.link import Probe
@@ -68,8 +69,13 @@ def select_alike(devices: Sequence[Profile]) -> tuple[Profile, ...]:
     them can do, so a single one that is far weaker, or says so, would decide for all.
 
     Left out is a device without a capability, or without the time of a submodel, that more than
-    half of the devices have; with much less memory than the median; or that is much slower.
+    half of the devices have; with much less memory than the median; or that is much slower. Those
+    that train with exported graphs are left out if they are not the majority: the gateway has one
+    profile, and the coordinator sends training graphs or not.
     """
+    exported = [one for one in devices if GRAPHS in one.capabilities]
+    native = [one for one in devices if GRAPHS not in one.capabilities]
+    devices = exported if len(exported) > len(native) else native
     if not devices:
         return ()
     able = Counter(name for one in devices for name in set(one.capabilities))

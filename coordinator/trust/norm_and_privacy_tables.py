@@ -113,9 +113,13 @@ def open_tables(path: Path) -> TrustTables:
     """Open these tables in a file of their own, and make them if they are missing. Raises
     StoreError.
     """
-    with explain_os_errors(StoreError, f"cannot open {path}", sqlite3.Error):
+    problem = f"cannot open {path}; remove it if it is damaged"
+    with explain_os_errors(StoreError, problem, sqlite3.Error):
         database = sqlite3.connect(path)
         try:
+            ((found,),) = database.execute("PRAGMA quick_check(1)").fetchall()
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
             if not database.execute("SELECT 1 FROM sqlite_master").fetchall():
                 made = SCHEMA + database_row_digests.SCHEMA
                 database.executescript(f"BEGIN; {made} COMMIT;")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ from safetensors.numpy import load_file
 from coordinator.access.broker_setup import BrokerAccess
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.gateway.gateway import take_turns
-from coordinator.gateway.site import Site, SiteEligibility
+from coordinator.gateway.site import Site
 from coordinator.gateway.site_profile import GatewayFacts
 from coordinator.observe.events import Event, RoundEnded
-from coordinator.settings.config import Config
 from coordinator.store.run_store import Store
 from edge_agent.join.participation import find_run
 from export.trainstep.graph_order import make_order
@@ -35,7 +34,6 @@ from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.submodel_building import full
 from tests.support.handmade_graphs import Design
 from tests.support.memory_federation import RUN, Member, digits, federate, run_members
-from tests.support.scripted_agent import PROFILE
 from tests.support.waiting import eventually
 
 State = Mapping[str, NDArray[Any]]
@@ -295,14 +293,3 @@ def test_a_site_of_devices_without_pytorch_trains_calibrates_and_scores(tmp_path
     assert measured
     assert all(bool((value == 1).all()) for value in measured)
     assert any(score.view == "devices" for score in scores)
-
-
-@pytest.mark.parametrize(("known", "own"), [(True, ()), (False, ("graphs",))])
-def test_devices_with_and_without_pytorch_need_two_gateways(
-    known: bool, own: tuple[str, ...]
-) -> None:
-    """The gateway has one profile, and the coordinator sends training graphs or not."""
-    rules = SiteEligibility(Config(), graphs=lambda: known)
-    assert "start another gateway" in rules.explain_refusal(replace(PROFILE, capabilities=own))
-    alike = () if own else ("graphs",)
-    assert rules.explain_refusal(replace(PROFILE, capabilities=alike)) == ""

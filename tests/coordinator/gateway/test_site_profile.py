@@ -106,3 +106,15 @@ def test_of_two_devices_neither_is_left_out() -> None:
     strong = device("a", 30, 0.001, 0.0, memory=10**9, capabilities=("adam",))
     weak = device("b", 30, 9.0, 0.0, memory=1, capabilities=())
     assert list(select_alike([strong, weak])) == [strong, weak]
+
+
+@pytest.mark.parametrize(("names", "wanted"), [("Ga", "a"), ("Gab", "ab"), ("GHa", "GH")])
+def test_most_devices_decide_whether_a_site_trains_with_exported_graphs(
+    names: str, wanted: str
+) -> None:
+    """Else the first device that joins could keep all others out."""
+    devices = [
+        device(name, 30, 0.1, 0.0, capabilities=("graphs",) if name.isupper() else ("adam",))
+        for name in names
+    ]
+    assert "".join(one.agent for one in select_alike(devices)) == wanted

@@ -9,7 +9,7 @@ import torch
 
 from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import Defences
-from coordinator.trust.norm_and_privacy_tables import ChangeNorm, TrustTables
+from coordinator.trust.norm_and_privacy_tables import ChangeNorm, TrustTables, open_tables
 from coordinator.trust.privacy_budget import compute_epsilon
 from federated.engine.aggregate import Total, fold
 from federated.engine.robust.catalogue import RULES
@@ -68,6 +68,19 @@ def test_norms_survive_a_restart_of_the_coordinator(tmp_path):
     (bound,) = two.bounds.values()
     assert (bound.updates, bound.rounds, bound.factor) == (5, (1, 1), 100.0)
     again.close()
+
+
+def test_norms_in_a_file_of_their_own_survive_and_damage_names_the_file(tmp_path):
+    one = open_tables(tmp_path / "norms.sqlite")
+    written = [ChangeNorm(1, "a", "w1", "weights", 2.0)]
+    one.write_norms(written)
+    one.close()
+    two = open_tables(tmp_path / "norms.sqlite")
+    assert two.read_norms(2) == written
+    two.close()
+    (tmp_path / "norms.sqlite").write_bytes(b"damaged" * 1000)
+    with pytest.raises(StoreError, match=r"norms\.sqlite.*remove it"):
+        open_tables(tmp_path / "norms.sqlite")
 
 
 def test_norms_too_old_for_any_bound_are_deleted():
