@@ -172,8 +172,8 @@ def take_turns(
 def announce_devices(participant: AgentEventLoop, site: Site) -> None:
     """Publish the gateway's profile again if its devices, or the limits of the run, changed."""
     site.follow(participant.state.card)
-    profile = site.describe() if site.list_profiles() else participant.state.profile
-    if profile != participant.state.profile:
+    profile = site.find_profile()
+    if profile is not None and profile != participant.state.profile:
         participant.update_profile(profile)
 
 

@@ -88,6 +88,7 @@ class Site:
         self._fleet.follow(broker_access=access)
         self._combined: tuple[tuple[Profile, ...], float, Profile] | None = None
         self._alike: tuple[tuple[Profile, ...], tuple[Profile, ...]] = (), ()  # all; those alike
+        self._warned = ""
         self._tables = open_tables(folder / NORMS)
         self._defences = Defences(Config(), self._tables, folder, 0)
         self.follow(card)
@@ -178,6 +179,20 @@ class Site:
         if self._combined is None or self._combined[:2] != (known, ratio):
             self._combined = known, ratio, combine_profiles(self._gateway, known, ratio)
         return self._combined[2]
+
+    def find_profile(self) -> Profile | None:
+        """Return what `describe` does, or None after a warning: a device that joins with other data
+        must not end the gateway.
+        """
+        try:
+            found = self.describe()
+        except FleetError as error:
+            if str(error) != self._warned:
+                log.warning("%s", error)
+            self._warned = str(error)
+            return None
+        self._warned = ""
+        return found
 
     def measure(
         self,

@@ -85,13 +85,14 @@ def select_alike(devices: Sequence[Profile]) -> tuple[Profile, ...]:
         key: MUCH * median_high(known[key] for known in seconds if key in known) for key in timed
     }
     least = median_low(one.memory for one in devices) / MUCH
-    return tuple(
+    found = tuple(
         one
         for one, known in zip(devices, seconds, strict=True)
         if one.memory >= least
         and all(2 * able[name] <= len(devices) or name in one.capabilities for name in able)
         and all(known.get(key, math.inf) <= most for key, most in slowest.items())
     )
+    return found or tuple(devices)  # if each lacks something else, none is the odd one
 
 
 def combine_profiles(gateway: GatewayFacts, devices: Sequence[Profile], ratio: float) -> Profile:

@@ -14,22 +14,26 @@ from coordinator.gateway.site import Site
 from coordinator.gateway.site_profile import GatewayFacts
 from federated.errors import FleetError
 from federated.task import Profile
-from federated.wire import topics
+from federated.wire import messages, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.scripted_agent import PROFILE, ScriptedAgent
 from tests.support.scripted_coordinator import CARD
+from tests.support.waiting import eventually
 
 NEXT = replace(CARD, batch=16)  # the card after it changed
 TIMED = replace(PROFILE, timings=(replace(PROFILE.timings[0], batch=16),))
 
 
-def open_site(folder: Path, names: str) -> tuple[Site, list[ScriptedAgent], list[str]]:
+def open_site(
+    folder: Path, names: str, card: messages.Run = CARD, profile: Profile = PROFILE
+) -> tuple[Site, list[ScriptedAgent], list[str]]:
     """Return a site, its devices, which measured themselves, and what the gateway says."""
     broker, lines = MemoryBroker(), list[str]()
     link = MemoryLink(broker, "gateway")
     access, facts = BrokerAccess("", link=link), GatewayFacts("site", (), (2**18, 1e6))
-    site = Site(link, access, CARD, folder, facts, lines.append)
+    site = Site(link, access, card, folder, facts, lines.append)
     devices = [ScriptedAgent(broker, name) for name in names]
+    publish(profile, *devices)
     assert site.wait_for_devices(len(devices), 10, threading.Event())
     return site, devices, lines
 
@@ -68,3 +72,26 @@ def test_a_gateway_that_is_stopped_does_not_wait_for_measurements(tmp_path: Path
     with pytest.raises(FleetError, match="no device"):
         site.measure(NEXT, stop, lambda: pings.append(None))
     assert pings  # a service manager would restart it otherwise
+
+
+def test_a_device_with_other_data_does_not_end_the_gateway(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the run has a network, nothing tells which of two devices has the right data."""
+    card, untimed = replace(CARD, network=None, calibration=()), replace(PROFILE, timings=())
+    site, (_, b), _ = open_site(tmp_path, "ab", card, untimed)
+    assert site.find_profile() is not None
+    publish(replace(untimed, data=replace(untimed.data, inputs=(1, 4, 4))), b)
+    eventually(lambda: site.turn(0.1, lambda: False) or site.find_profile() is None)
+    site.find_profile()
+    assert caplog.text.count("do not fit together") == 1
+    publish(untimed, b)
+    eventually(lambda: site.turn(0.1, lambda: False) or site.find_profile() is not None)
+
+
+def test_a_device_that_can_do_less_gets_no_tasks_and_is_named(tmp_path: Path) -> None:
+    site, (_, _, weak), lines = open_site(tmp_path, "abc")
+    publish(replace(PROFILE, memory=1), weak)
+    eventually(lambda: site.turn(0.1, lambda: False) or len(site.list_alike()) == 2)
+    assert [line for line in lines if "device c gets no tasks" in line]
+    assert site.describe().memory == PROFILE.memory

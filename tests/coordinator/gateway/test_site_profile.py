@@ -102,6 +102,12 @@ def test_devices_that_differ_a_little_all_count() -> None:
     assert list(select_alike(devices)) == devices
 
 
+def test_devices_that_each_lack_something_else_all_count() -> None:
+    able = {"a": ("x", "y"), "b": ("y", "z"), "c": ("x", "z")}
+    devices = [device(name, 30, 0.1, 0.0, capabilities=able[name]) for name in able]
+    assert list(select_alike(devices)) == devices
+
+
 def test_of_two_devices_neither_is_left_out() -> None:
     strong = device("a", 30, 0.001, 0.0, memory=10**9, capabilities=("adam",))
     weak = device("b", 30, 9.0, 0.0, memory=1, capabilities=())
