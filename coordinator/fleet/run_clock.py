@@ -13,7 +13,8 @@ __all__ = ["RunClock", "TimeShare"]
 
 # seconds: the most that one reading adds, after the machine was suspended or the process stopped
 LEAP = 60.0
-SHARE = 0.02  # of the time, for work that looks at the whole fleet
+# of the time, for work that looks at the whole fleet, and seconds that it waits at most
+SHARE, LONGEST_PAUSE = 0.02, 10.0
 
 
 class RunClock:
@@ -49,7 +50,7 @@ class RunClock:
 
 class TimeShare:
     """Spaces out work that looks at the whole fleet, so that it takes at most SHARE of the time
-    however large the fleet is.
+    however large the fleet is, unless it takes very long.
     """
 
     def __init__(self, least: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,4 +68,5 @@ class TimeShare:
         start = self._clock()
         yield
         end = self._clock()
-        self._due = max(start + self._least, end + (end - start) / SHARE)
+        pause = min(LONGEST_PAUSE, (end - start) / SHARE)
+        self._due = max(start + self._least, end + pause)
