@@ -84,7 +84,7 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
         for version in range(versions):
             data = (os.urandom(size * 1_000_000),)
             sent = slots.put(f"r{version}", SUBMODEL, data, f"r{version % SLOTS}")
-            slots.send()
+            slots.send(0.0)
             coordinator.flush(60)
             start = time.perf_counter()
             base = topics.model(RUN, sent.slot, SUBMODEL)

@@ -220,7 +220,7 @@ class MessageLoop:
         if self._control is not None:
             self._control.look()
         self._bar_agents()
-        self.endpoint.slots.send()
+        self.endpoint.slots.send(self.clock())
         if (workers := self.inbox.workers) is not None:
             self._take_reports(workers)
             timeout = min(timeout, REPORTS) if workers.busy else timeout

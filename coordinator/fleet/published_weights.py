@@ -17,7 +17,9 @@ from federated.wire.link import Link
 from federated.wire.messages import Manifest
 from federated.wire.retained_blobs import publish, withdraw
 
-__all__ = ["PublishedWeights", "WeightSlots"]
+__all__ = ["REPEAT", "PublishedWeights", "WeightSlots"]
+
+REPEAT = 5.0  # seconds after which the addresses of weights are published again
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class WeightSlots:
         self.served_bytes = 0
         self._items: dict[tuple[str, str], PublishedWeights] = {}  # by version and submodel
         self._unsent: dict[tuple[str, str], None] = {}  # those without chunks at the broker
+        self._repeated = 0.0  # when addresses were published again
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.weights"):
             path.unlink()  # of a coordinator that crashed
@@ -102,13 +105,15 @@ class WeightSlots:
                 self._publish_manifest((version, submodel))
         return item
 
-    def _announce(self, key: tuple[str, str]) -> None:
-        """Publish the address of weights, if it is known or another one now."""
+    def _announce(self, key: tuple[str, str], *, again: bool = False) -> None:
+        """Publish the address of weights if it is another one now, or `again` if it is known."""
         item = self._items[key]
         assert self.urls is not None
         url = self.urls.find_weights(item.manifest.sha256)
         if url and url != item.manifest.url:
             self._items[key] = replace(item, manifest=replace(item.manifest, url=url))
+            self._publish_manifest(key)
+        elif again and not item.waiting:
             self._publish_manifest(key)
 
     def _publish_manifest(self, key: tuple[str, str]) -> None:
@@ -116,10 +121,16 @@ class WeightSlots:
         base = topics.model(self.run, item.slot, key[1])
         self.link.publish(topics.manifest(base), envelope.encode(item.manifest), retain=True)
 
-    def send(self) -> None:
-        """Publish the chunks of weights whose tasks were sent, and new addresses of weights."""
+    def send(self, now: float) -> None:
+        """Publish the chunks of weights whose tasks were sent, and new addresses of weights.
+
+        Known addresses are published again and again: in a cluster whose nodes do not share
+        retained messages, agents at other nodes get only what is published after they subscribe.
+        """
+        if again := now - self._repeated >= REPEAT:
+            self._repeated = now
         for key in [key for key, item in self._items.items() if item.over_http]:
-            self._announce(key)
+            self._announce(key, again=again)
         while self._unsent:
             key = next(iter(self._unsent))
             del self._unsent[key]

@@ -146,7 +146,7 @@ def test_weights_that_a_broker_lost_are_published_again(
     fleet = coordinator(memory, tmp_path, clock, "only", 5)
     listen(fleet)
     sent = fleet.endpoint.slots.put("v", "w1", (b"weights",), "r1")
-    fleet.endpoint.slots.send()
+    fleet.endpoint.slots.send(0.0)
     manifest = topics.manifest(topics.model("r", sent.slot, "w1"))
     agent = MemoryLink(memory, "agent")
     agent.subscribe(manifest)

@@ -11,7 +11,8 @@ import pytest
 
 from coordinator.fleet.coordinator_takeover import FENCE
 from coordinator.fleet.message_loop import RECONNECTION, MessageLoop
-from coordinator.fleet.published_weights import WeightSlots
+from coordinator.fleet.published_weights import REPEAT, WeightSlots
+from coordinator.http_transfers.transfer_urls import TransferUrls
 from coordinator.observe.events import AgentJoined, AgentLeft, Event, LinkChanged, Rejected
 from coordinator.round.agent_handlers import SILENCE
 from federated.errors import Refused, StoreError
@@ -79,7 +80,7 @@ def test_weights_are_published_again_to_a_broker_that_lost_them(
     fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:
     fleet.endpoint.slots.put("r0", "w1", (b"weights",), "r0")
-    fleet.endpoint.slots.send()
+    fleet.endpoint.slots.send(0.0)
     known = dict(memory.retained)
     assert len(known) == 3, "the card, a chunk and a manifest"
     memory.retained.clear()
@@ -262,9 +263,30 @@ def test_a_resumed_round_overwrites_the_weights_of_the_last_process(
     for _ in range(2):
         slots = WeightSlots(MemoryLink(memory, "coordinator"), "r", tmp_path)
         assert slots.put("r13", "w1", (b"weights",), "r5").slot == "r5"
-        slots.send()
+        slots.send(0.0)
     slots.clear()
     assert not memory.retained
+
+
+def test_the_address_of_weights_reaches_agents_that_get_no_retained_messages(
+    memory: MemoryBroker, tmp_path: Path
+) -> None:
+    urls = TransferUrls("http://127.0.0.1:1", b"secret")
+    slots = WeightSlots(MemoryLink(memory, "coordinator"), "r", tmp_path, urls=urls)
+    sent = slots.put("r1", "w1", (b"weights",), "r1")
+    slots.send(100.0)
+    memory.retained.clear()  # those of another node
+    agent = MemoryLink(memory, "a")
+    agent.subscribe(topics.manifest(topics.model("r", sent.slot, "w1")))
+    slots.send(100.0 + REPEAT / 2)
+    assert agent.receive(0) is None
+    slots.send(100.0 + REPEAT)
+    delivery = agent.receive(0)
+    assert delivery is not None
+    manifest = envelope.decode(delivery.payload)
+    assert isinstance(manifest, messages.Manifest)
+    assert manifest.url.startswith("http://127.0.0.1:1/weights/")
+    assert agent.receive(0) is None
 
 
 class Away(MemoryLink):
@@ -297,7 +319,7 @@ def test_a_stopped_coordinator_withdraws_its_card_and_weights_if_the_broker_answ
         fleet = MessageLoop(link, CARD, tmp_path)
         fleet.endpoint.announce()
         fleet.endpoint.slots.put("r0", "w1", (b"weights",), "r0")
-        fleet.endpoint.slots.send()
+        fleet.endpoint.slots.send(0.0)
         fleet.endpoint.withdraw()
         assert len(memory.retained) == left, "a chunk and a manifest"
 
