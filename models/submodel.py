@@ -180,6 +180,9 @@ class Submodel:
     def __repr__(self) -> str:
         return f"<Submodel {self.name} of {self.network.title}>"
 
+    def __hash__(self) -> int:  # many caches have it in their keys
+        return hash((self.network.family, self.network.preset, self.name))
+
     @property
     def unowned(self) -> Submodel:
         """The same submodel without an owner, as a menu lists it."""

@@ -19,7 +19,7 @@ import torch
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.published_weights import PublishedWeights
 from coordinator.trust.message_checks import compute_shapes
-from federated.engine.sums_of_squares import sum_squares
+from federated.engine.sums_of_squares import sum_squares_each
 from federated.method import Method, State
 from federated.task import Recipe, Task, Update, Work
 from federated.wire import tensors
@@ -95,7 +95,8 @@ class Parcel:
     @cached_property
     def norms(self) -> dict[str, float]:
         """L2 norm of each tensor that an agent receives, by local name."""
-        return {name: math.sqrt(sum_squares(value.numpy())) for name, value in self.cut().items()}
+        squares = sum_squares_each({name: value.numpy() for name, value in self.cut().items()})
+        return {name: math.sqrt(square) for name, square in squares.items()}
 
 
 class Shipment:

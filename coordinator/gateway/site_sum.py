@@ -29,7 +29,7 @@ from coordinator.trust.update_checks import (
     limit_claims,
 )
 from federated.engine.aggregate import Total, fold, mean
-from federated.engine.sums_of_squares import sum_squares
+from federated.engine.sums_of_squares import sum_squares_each
 from federated.engine.update_contributions import Part
 from federated.system.file_mapping import map_file
 from federated.task import Card, Task, Update
@@ -65,7 +65,8 @@ class SiteSum(Collector):
         self._limits = limit_cards(cards.values(), defences.config.robust.examples)
         self._total = Total()
         shapes = {name: tuple(value.shape) for name, value in self.weights.items()}
-        norms = {name: math.sqrt(sum_squares(v)) for name, v in self.weights.items()}
+        squares = sum_squares_each(self.weights)
+        norms = {name: math.sqrt(square) for name, square in squares.items()}
         self._wanted = TensorCheck(RAW.name, limit_size(task), shapes, norms, defences.measures)
         self._samples, self._steps, self._batches, self._loss = 0, 0, 0, 0.0
         self._labels = set[int]()

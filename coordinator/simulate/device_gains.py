@@ -27,7 +27,7 @@ from federated.data.dataset import Dataset
 from federated.data.loading import take_part
 from federated.data.partitions import seed_generator
 from federated.device.trainers.catalogue import DEFAULT, open_trainer
-from federated.device.trainers.trainer import GraphTrainer, Start, Trainer
+from federated.device.trainers.trainer import Start, Trainer, uses_graphs
 from federated.errors import ConfigError, ExportError
 from federated.method import State
 from federated.task import Profile, Recipe
@@ -196,7 +196,7 @@ class Baseline:
         submodels = list(dict.fromkeys(last.values()))
         planned = steps * (1 + len(submodels))
         trainer = open_trainer(config.simulate.trainer, config.simulate.device)
-        if isinstance(trainer, GraphTrainer):  # which needs the graphs of a run
+        if uses_graphs(trainer):  # which needs the graphs of a run
             trainer = open_trainer(DEFAULT)
         trainer.use_threads(1)  # as simulated devices do
         return cls(

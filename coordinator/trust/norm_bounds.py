@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.trust.norm_and_privacy_tables import WINDOW, ChangeNorm
-from federated.engine.sums_of_squares import sum_squares
+from federated.engine.sums_of_squares import sum_squares_each
 from federated.errors import Refused
 from federated.task import Update
 from federated.training.state_between_rounds import PREFIX
@@ -116,8 +116,8 @@ def measure_change(update: Update, sent: Mapping[str, Any]) -> dict[str, float]:
     received, by local name; a variate is sent back as a change already.
     """
     squares: dict[str, float] = {}
-    for name, value in update.tensors.items():
-        old = None if name.startswith(PREFIX) or name not in sent else np.asarray(sent[name])
+    old = {name: np.asarray(value) for name, value in sent.items() if not name.startswith(PREFIX)}
+    for name, square in sum_squares_each(update.tensors, old).items():
         kind = (
             "variates"
             if name.startswith(PREFIX)
@@ -125,7 +125,7 @@ def measure_change(update: Update, sent: Mapping[str, Any]) -> dict[str, float]:
             if name.endswith(STATISTICS)
             else "weights"
         )
-        squares[kind] = squares.get(kind, 0.0) + sum_squares(value, old)
+        squares[kind] = squares.get(kind, 0.0) + square
     return {kind: math.sqrt(square) for kind, square in squares.items()}
 
 

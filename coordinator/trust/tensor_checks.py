@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from coordinator.round.tensor_check import Examined, TensorCheck
 from coordinator.trust.norm_bounds import measure_change
-from federated.engine.sums_of_squares import sum_squares
+from federated.engine.sums_of_squares import sum_squares_each
 from federated.errors import Refused
 from federated.task import Update
 from federated.wire import tensors
@@ -41,9 +41,9 @@ def check_weights(
         anyone answers, and that no honest training reaches.
     """
     tensors.check_layout(update.tensors, shapes)
-    for name, value in update.tensors.items():
+    for name, square in sum_squares_each(update.tensors).items():
+        value, norm = update.tensors[name], math.sqrt(square)
         bound = min(OUTSIZE * (sent.get(name, 0.0) + math.sqrt(value.size)), VAST)
-        norm = math.sqrt(sum_squares(value))
         if not math.isfinite(norm):
             raise Refused(tensors.describe_infinite(name, value))
         if norm > bound:

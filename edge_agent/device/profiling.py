@@ -20,7 +20,7 @@ from edge_agent.device.energy import Meter, read_counters, read_watts
 from edge_agent.device.measurement_cache import MeasurementCache, describe_surroundings
 from edge_agent.device.process_limits import Limits, count_cpus, measure_free_memory
 from federated.data.dataset import explain_misfit
-from federated.device.trainers.trainer import GraphTrainer, Trainer
+from federated.device.trainers.trainer import Trainer, uses_graphs
 from federated.errors import ConfigError, DataError
 from federated.install_command import NAME
 from federated.runtime.provenance import versions
@@ -109,7 +109,7 @@ def measure_profile(
     notebook = MeasurementCache(describe_surroundings(limits, trainer.runtime), fresh=fresh)
     site = TimingSite(limits, trainer, notebook)
     timings: tuple[Timing, ...] = ()
-    if run.calibration and not isinstance(trainer, GraphTrainer):
+    if run.calibration and not uses_graphs(trainer):
         _, timings = time_submodels(run.calibration, run.batch, data, site)
     watts = _measure_watts(timings[-1].submodel, run.batch, data, site) if timings else 0.0
     profile = describe_device(agent, card, limits, trainer)

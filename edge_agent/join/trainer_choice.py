@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from edge_agent.device.measurement_cache import MeasurementCache
 from federated.device.trainers.catalogue import AUTO
-from federated.device.trainers.trainer import GraphTrainer, Trainer
+from federated.device.trainers.trainer import Trainer, uses_graphs
 
 __all__ = ["GAIN", "choose_trainer", "compares", "find_ratio"]
 
@@ -20,7 +20,7 @@ GAIN = 0.9  # graphs must be faster than this: a device waits for their export, 
 
 def compares(trainer: Trainer) -> bool:
     """Return True if a trainer is an alternative to graphs: on the processor, with PyTorch."""
-    return not isinstance(trainer, GraphTrainer) and trainer.accelerator is None
+    return not uses_graphs(trainer) and trainer.accelerator is None
 
 
 def find_ratio(

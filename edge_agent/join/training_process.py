@@ -28,7 +28,7 @@ from federated.device.attacks.known_attacks import parse_attack
 from federated.device.attacks.malicious_trainer import make_malicious
 from federated.device.task_execution import carry_out
 from federated.device.trainers.catalogue import AUTO, DEFAULT, open_trainer
-from federated.device.trainers.trainer import GraphTrainer, Trainer
+from federated.device.trainers.trainer import Trainer, uses_graphs
 from federated.errors import ConfigError, DataError, EspalierError, MissingExtra, UsageError
 from federated.runtime.torch_import import defer_compiler
 from federated.system.child_processes import take_output
@@ -62,7 +62,7 @@ class Site:
     @property
     def runs_code(self) -> bool:
         """Whether the trainer runs the code of the networks and methods that messages name."""
-        return not isinstance(self.trainer, GraphTrainer)
+        return not uses_graphs(self.trainer)
 
 
 def serve(channel: Channel) -> None:
@@ -74,7 +74,7 @@ def serve(channel: Channel) -> None:
             trainer = make_malicious(trainer, parse_attack(job.attack))
         # before the data: loading them may take minutes
         load_own(job)
-        if job.model and job.trainer in (AUTO, DEFAULT) and not isinstance(trainer, GraphTrainer):
+        if job.model and job.trainer in (AUTO, DEFAULT) and not uses_graphs(trainer):
             import_network(job.model)
         data = _load(job, channel)
         trainer.use_threads(job.limits.threads)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from federated.device.agent_run_files import GRAPH
 from federated.device.trainers.trainer import (
-    GraphTrainer,
     LoadedNetwork,
     Shapes,
     Start,
     TensorShapes,
     Trainer,
+    uses_graphs,
 )
 from federated.errors import Refused
 from federated.system.file_mapping import map_file
@@ -60,7 +60,7 @@ def carry_out(
 
     Raises what `perform` raises, Unknown for a codec that is not installed, OSError.
     """
-    if isinstance(trainer, GraphTrainer):
+    if uses_graphs(trainer):
         trainer.use_graphs(
             {one.kind: weights.with_name(f"{one.digest}{GRAPH}") for one in task.graphs}
         )
@@ -186,11 +186,12 @@ def _name_tally(when: str, tallies: Tallies) -> Tallies:
 
 def _check_recipe(trainer: Trainer, task: Task) -> None:
     """Raise Refused for a training that the trainer does not support."""
+    if task.work != "train" or not (required := list_required_capabilities(task.recipe)):
+        return
     supported = set(trainer.capabilities)
     if GRAPHS in supported:  # without its code, since it is in the graph
         supported.add(name_hook(task.recipe.hook))
-    lacking = describe_missing(list_required_capabilities(task.recipe), supported)
-    if task.work == "train" and lacking:
+    if lacking := describe_missing(required, supported):
         raise Refused(
             f"round {task.round}: the recipe requires {lacking}, which {trainer.runtime} lacks"
         )

@@ -95,7 +95,7 @@ def train_session(
     """
     hooks, session.stop = hooks or Hooks(""), stop
     set_norm(session.net, session.recipe.norm)
-    session.net.train()
+    begin_training(session.net)
     if hooks.open is not None:
         hooks.open(session)
     step = TrainingStep.create(session, hooks, Correction.create(session))
@@ -110,6 +110,15 @@ def train_session(
     if hooks.close is not None:
         hooks.close(session)
     return loss
+
+
+def begin_training(net: nn.Module) -> None:
+    """Set the network to training mode, unless all of it already is, as after it was built: to set
+    a small network again takes as long as some of its layers.
+    """
+    plain = nn.Module.train
+    if not all(module.training and type(module).train is plain for module in net.modules()):
+        net.train()
 
 
 def run_passes(

@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
 import msgspec
@@ -45,6 +46,10 @@ ALIGNMENT = 64
 MAX_HEADER = 4 * 2**20  # bytes; decoded, they take up to 80 times as many
 MAX_AXES = 8
 DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
+STORED = {np.dtype(name).newbyteorder("<"): name for name in DTYPES}
+META, TENSORS = b"\x82" + msgpack.packb("meta"), msgpack.packb("tensors")  # keys of the header
+# tables of tensors that are remembered, since all updates of a submodel have the same one
+REMEMBERED, SMALL = 32, 2**15  # number, and bytes of the largest
 
 
 def encode(
@@ -72,9 +77,11 @@ def encode(
 def pieces(meta: Mapping[str, Any], tensors: Mapping[str, Any]) -> list[bytes | memoryview]:
     """Return the same blob in pieces, for a file. Those of contiguous arrays are views of them."""
     arrays = {name: _to_numpy(value) for name, value in tensors.items()}
-    header, starts, _ = layout(
-        meta, {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
-    )
+    entries = {
+        name: (STORED.get(array.dtype) or array.dtype.name, array.shape)
+        for name, array in arrays.items()
+    }
+    header, starts, _ = layout(meta, entries)
     parts, end = list[bytes | memoryview]([header]), 0
     for name, array in arrays.items():
         # a gap is zeroed, so that equal tensors make equal blobs
@@ -93,8 +100,21 @@ def layout(
     entries: name -> (dtype, shape), in order.
     Raises ValueError for an unsupported dtype, or more than 8 axes.
     """
+    rows, starts, end = _lay_out(tuple(entries.items()))
+    header = b"".join((META, msgpack.packb(dict(meta)), TENSORS, rows))
+    packed: bytes = PREFIX.pack(MAGIC, VERSION, 0, len(header)) + header
+    return packed.ljust(_align(len(packed)), b"\0"), starts, end
+
+
+@lru_cache(REMEMBERED)
+def _lay_out(
+    entries: tuple[tuple[str, tuple[str, tuple[int, ...]]], ...],
+) -> tuple[bytes, dict[str, int], int]:
+    """Return the encoded table of tensors, which callers must not change, their offsets, and the
+    size of the data.
+    """
     starts, end, rows = dict[str, int](), 0, list[list[Any]]()
-    for name, (dtype, shape) in entries.items():
+    for name, (dtype, shape) in entries:
         if dtype not in DTYPES or len(shape) > MAX_AXES:
             raise ValueError(
                 f"tensor {name}: expected one of {', '.join(DTYPES)} with at most "
@@ -103,9 +123,7 @@ def layout(
         starts[name] = _align(end)
         end = starts[name] + math.prod(shape) * np.dtype(dtype).itemsize
         rows.append([name, dtype, list(shape), starts[name]])
-    header = msgpack.packb({"meta": dict(meta), "tensors": rows})
-    packed: bytes = PREFIX.pack(MAGIC, VERSION, 0, len(header)) + header
-    return packed.ljust(_align(len(packed)), b"\0"), starts, end
+    return msgpack.packb(rows), starts, end
 
 
 def decode(
@@ -114,8 +132,8 @@ def decode(
     """Return meta and read-only views of the tensors of a blob. Raises Malformed."""
     view = memoryview(buffer).cast("B").toreadonly()
     length = _read_length(view[: PREFIX.size], len(view))
-    meta, entries = _read_header(view[PREFIX.size : PREFIX.size + length])
-    return meta, _make_views(view[min(_align(PREFIX.size + length), len(view)) :], entries)
+    meta, table = _read_header(view[PREFIX.size : PREFIX.size + length])
+    return meta, _make_views(view[min(_align(PREFIX.size + length), len(view)) :], table)
 
 
 def locate(file: BinaryIO, after: int = 0) -> dict[str, tuple[str, tuple[int, ...], int]]:
@@ -126,11 +144,11 @@ def locate(file: BinaryIO, after: int = 0) -> dict[str, tuple[str, tuple[int, ..
     """
     size = os.fstat(file.fileno()).st_size - after
     length = _read_length(memoryview(file.read(PREFIX.size)), size)
-    _, entries = _read_header(memoryview(file.read(length)))
+    _, table = _read_header(memoryview(file.read(length)))
     base = min(_align(PREFIX.size + length), size)
     return {
-        name: (dtype, shape, base + start)
-        for name, dtype, shape, start, _ in _place_tensors(entries, size - base)
+        place.name: (STORED[place.dtype], place.shape, base + place.start)
+        for place in _find_places(table, size - base)
     }
 
 
@@ -181,6 +199,8 @@ def _to_numpy(value: Any) -> Array:
         if isinstance(value, np.ndarray)
         else np.asarray(value.detach().numpy() if hasattr(value, "detach") else value)
     )
+    if array.dtype in STORED:
+        return array
     return array.astype(array.dtype.newbyteorder("<"), copy=False)
 
 
@@ -205,27 +225,29 @@ class _Header(msgspec.Struct):
 _HEADER = msgspec.msgpack.Decoder(_Header)
 
 
-def _read_header(raw: memoryview) -> tuple[dict[str, Any], list[Any]]:
+def _read_header(raw: memoryview) -> tuple[dict[str, Any], bytes]:
+    """Return the meta of a header, and its encoded table of tensors."""
     try:
-        _HEADER.decode(raw)
-        header = msgpack.unpackb(raw, raw=False, strict_map_key=True, max_ext_len=0)
-    except (
-        ValueError,
-        TypeError,
-        msgspec.MsgspecError,
-        msgpack.UnpackException,
-        RecursionError,
-    ) as error:
-        raise Malformed(
-            f"tensors: the header is not msgpack: {type(error).__name__}: {str(error)[:200]}"
-        ) from error
-    if (
-        not isinstance(header, dict)
-        or not isinstance(header.get("meta"), dict)
-        or not isinstance(header.get("tensors"), list)
-    ):
+        header = _HEADER.decode(raw)
+        meta = _unpack(header.meta)
+    except (msgspec.MsgspecError, *UNREADABLE) as error:
+        raise _explain_unreadable(error) from error
+    if not isinstance(meta, dict):
         raise Malformed("tensors: expected a header with meta and tensors")
-    return header["meta"], header["tensors"]
+    return meta, bytes(header.tensors)
+
+
+UNREADABLE = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
+
+
+def _unpack(part: bytes | msgspec.Raw) -> Any:
+    return msgpack.unpackb(memoryview(part), raw=False, strict_map_key=True, max_ext_len=0)
+
+
+def _explain_unreadable(error: Exception) -> Malformed:
+    return Malformed(
+        f"tensors: the header is not msgpack: {type(error).__name__}: {str(error)[:200]}"
+    )
 
 
 def _read_length(head: memoryview, size: int) -> int:
@@ -243,17 +265,37 @@ def _read_length(head: memoryview, size: int) -> int:
     return int(length)
 
 
-def _place_tensors(
-    entries: list[Any], size: int
-) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
-    """Yield the name, dtype, shape, start and end of each tensor in `size` bytes of data.
+class _Place(NamedTuple):
+    """Where a tensor is in the data, in bytes."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def _find_places(table: bytes, size: int) -> tuple[_Place, ...]:
+    """Return the place of each tensor of an encoded table in `size` bytes of data."""
+    return (_remember_places if len(table) <= SMALL else _place_tensors)(table, size)
+
+
+def _place_tensors(table: bytes, size: int) -> tuple[_Place, ...]:
+    """Check an encoded table, and return the place of each tensor in `size` bytes of data.
 
     Each must start at the aligned end of the previous one, so none overlap or lie outside.
     """
-    names, end = set[str](), 0
+    try:
+        entries = _unpack(table)
+    except UNREADABLE as error:
+        raise _explain_unreadable(error) from error
+    if not isinstance(entries, list):
+        raise Malformed("tensors: expected a header with meta and tensors")
+    names, end, places = set[str](), 0, list[_Place]()
     for entry in entries:
         name, dtype, shape, start = _read_entry(entry)
-        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        stored = np.dtype(dtype).newbyteorder("<")
+        nbytes = math.prod(shape) * stored.itemsize
         if name in names or start != _align(end) or start + nbytes > size:
             raise Malformed(
                 f"tensor {name[:100]!r}: expected a new name at offset {_align(end)} of {size}, "
@@ -261,18 +303,22 @@ def _place_tensors(
             )
         names.add(name)
         end = start + nbytes
-        yield name, dtype, shape, start, end
+        places.append(_Place(name, stored, shape, start, end))
     if end != size:
         raise Malformed(f"tensors: expected {end} bytes of values, found {size}")
+    return tuple(places)
 
 
-def _make_views(data: memoryview, entries: list[Any]) -> dict[str, Array]:
+_remember_places = lru_cache(REMEMBERED)(_place_tensors)
+
+
+def _make_views(data: memoryview, table: bytes) -> dict[str, Array]:
     flat, views = np.frombuffer(data, np.uint8), dict[str, Array]()
-    for name, dtype, shape, start, end in _place_tensors(entries, len(data)):
+    for name, dtype, shape, start, end in _find_places(table, len(data)):
         found = flat[start:end]
-        if dtype == "bool" and found.size and found.max() > 1:
+        if dtype.kind == "b" and found.size and found.max() > 1:
             raise Malformed(f"tensor {name[:100]!r}: expected bool values of 0 and 1")
-        views[name] = found.view(np.dtype(dtype).newbyteorder("<")).reshape(shape)
+        views[name] = found.view(dtype).reshape(shape)
     return views
 
 

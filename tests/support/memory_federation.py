@@ -30,7 +30,7 @@ from federated.device.agent_run_files import Spool
 from federated.device.task_execution import carry_out
 from federated.device.task_runner_interface import Outcome
 from federated.device.trainers.catalogue import open_trainer
-from federated.device.trainers.trainer import GraphTrainer, Trainer
+from federated.device.trainers.trainer import Trainer, uses_graphs
 from federated.task import Profile, Task, Timing, Update
 from federated.training.training_inputs import Execution
 from federated.wire import envelope, messages, tensors, topics
@@ -109,7 +109,7 @@ class Member:
     abandoned: bool = False
 
     def measure(self, run: messages.Run) -> Profile:
-        timed = () if isinstance(self.trainer, GraphTrainer) else run.calibration
+        timed = () if uses_graphs(self.trainer) else run.calibration
         timings = tuple(Timing(s, run.batch, self.speed) for s in timed)
         facts = {
             "host": "h",

@@ -23,6 +23,7 @@ from federated.device.trainers.trainer import (
     Start,
     Trainer,
     TrainingResult,
+    uses_graphs,
 )
 from federated.task import Recipe
 from federated.training.score_sums import Tallies
@@ -59,7 +60,7 @@ class Attack:
 
 def make_malicious(trainer: Trainer, attack: Attack) -> Trainer:
     """Return a trainer whose updates are those of an attack."""
-    if isinstance(trainer, GraphTrainer):
+    if uses_graphs(trainer):
         return MaliciousGraphTrainer(trainer, attack)
     return MaliciousTrainer(trainer, attack)
 

@@ -188,10 +188,10 @@ class PyTorchNetwork:
         names = [*shapes(start.submodel)]
         names += statistics(start.submodel) if recipe.norm == "tracked" else []
         state = self.tensors if self.tensors is not None else self.net.state_dict()
-        # copies, since calibration and further training write to the network's own tensors
-        trained = {name: state[name].clone() for name in dict.fromkeys((*names, *recipe.keep))}
+        trained = {name: state[name] for name in dict.fromkeys((*names, *recipe.keep))}
         return TrainingResult(
-            to_arrays(trained),
+            # copies, since calibration and further training write to the network's own tensors
+            {name: np.array(value.cpu().numpy(), order="C") for name, value in trained.items()},
             loss,
             session.step,
             to_arrays(session.sent),

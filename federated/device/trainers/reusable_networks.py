@@ -44,21 +44,24 @@ class ReusableNetwork:
         self._modules = [(module, *divide_attributes(vars(module))) for module in net.modules()]
         self._parameters = [(p, p.requires_grad) for p in net.parameters()]
         every = [*net.parameters(), *net.buffers()]
-        self._values = [(value, value.detach().clone()) for value in every]
+        self._values = [value.detach() for value in every]
+        self._initial = [value.clone() for value in self._values]
 
     def restore(self) -> None:
-        for module, values, containers in self._modules:
+        for module, values, empty, filled in self._modules:
             own = vars(module)
             own.clear()
             own.update(values)
-            for name, container in containers:
+            for container in filter(None, empty):
+                container.clear()
+            for name, container in filled:
                 own[name] = container.copy()
         for parameter, trained in self._parameters:
             parameter.grad = None
-            parameter.requires_grad_(trained)
+            if parameter.requires_grad is not trained:
+                parameter.requires_grad_(trained)
         with torch.no_grad():
-            for value, initial in self._values:
-                value.copy_(initial)
+            torch._foreach_copy_(self._values, self._initial)
 
 
 class ReusableNetworks:
@@ -92,10 +95,13 @@ class ReusableNetworks:
 
 def divide_attributes(
     attributes: dict[str, Any],
-) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """Return the plain values and copies of the containers among the attributes of a module."""
-    containers = [(k, v.copy()) for k, v in attributes.items() if isinstance(v, CONTAINERS)]
-    return attributes.copy(), containers
+) -> tuple[dict[str, Any], list[Any], list[tuple[str, Any]]]:
+    """Return the attributes of a module, those of its containers that are empty, such as most of
+    hooks, and copies of the others by name.
+    """
+    containers = {k: v for k, v in attributes.items() if isinstance(v, CONTAINERS)}
+    filled = [(name, value.copy()) for name, value in containers.items() if value]
+    return attributes.copy(), [value for value in containers.values() if not value], filled
 
 
 def can_restore(net: nn.Module) -> bool:

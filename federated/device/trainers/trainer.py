@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from federated.task import Recipe
 from federated.training.score_sums import Tallies
@@ -29,6 +29,7 @@ __all__ = [
     "Trainer",
     "TrainerOpener",
     "TrainingResult",
+    "uses_graphs",
 ]
 
 TensorShapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -186,7 +187,6 @@ class Trainer(Protocol):
         """
 
 
-@runtime_checkable
 class GraphTrainer(Trainer, Protocol):
     """A trainer that runs the training graphs that a task names. It predicts no `training_memory`,
     and needs the graphs for a `stepper`, so its devices are not timed before they train.
@@ -197,6 +197,11 @@ class GraphTrainer(Trainer, Protocol):
 
         `shapes` and `load` raise Refused for a graph that must not run or is missing.
         """
+
+
+def uses_graphs(trainer: Trainer) -> TypeGuard[GraphTrainer]:
+    # `isinstance` with a protocol takes as long as to load a small network
+    return hasattr(trainer, "use_graphs")
 
 
 class TrainerOpener(Protocol):
