@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from contextlib import ExitStack
@@ -143,7 +142,6 @@ def start(
         with pause_collection():
             from coordinator.run.config_sources import ConfigSources
             from coordinator.run.launch import View, start_run
-        gc.freeze()  # a round's collections need not visit what the imports made
 
         if standby is not None and (resume or or_resume):
             raise UsageError("--standby resumes the run: remove --resume and --or-resume")

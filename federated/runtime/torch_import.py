@@ -21,7 +21,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["defer_compiler", "pause_collection"]
+__all__ = ["defer_compiler", "pause_collection", "spare_collection"]
 
 COMPILER = "torch._dynamo"
 UTILS = f"{COMPILER}.utils"
@@ -66,6 +66,21 @@ def pause_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def spare_collection() -> Iterator[None]:
+    """Leave out what exists now, such as all that imports made, from garbage collections until the
+    end of the context. Otherwise they take a tenth of the time of a round of small networks.
+    """
+    if gc.get_freeze_count():  # the caller did so
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class StandIn(ModuleType):

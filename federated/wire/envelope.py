@@ -118,6 +118,9 @@ _LIMITS = {
     "max_map_len": 1 << 16,
     "max_ext_len": 0,
 }
+# versions and kinds by their shortest encoding
+_VERSIONS = {msgspec.msgpack.encode(v): v for v in range(OLDEST, PROTOCOL + 1)}
+_ENCODED = {msgspec.msgpack.encode(kind): kind for kind in MESSAGES}
 _OUTSIDE = 256  # bytes of a version and a kind
 _UNSEEN = {"options", "settings", "survey"}  # fields with a method's plain values
 
@@ -166,13 +169,13 @@ def decode(payload: bytes | bytearray | memoryview) -> Message:
 def decode_with_epoch(payload: bytes | bytearray | memoryview) -> tuple[Message, int]:
     """Return as `decode` does, with the epoch of the coordinator that sent it; 0: none."""
     envelope = _open(payload)
-    v = _unpack(envelope.v)
+    v = _VERSIONS.get(bytes(envelope.v)) or _unpack(envelope.v)
     if not isinstance(v, int) or isinstance(v, bool) or not OLDEST <= v <= PROTOCOL:
         raise ProtocolMismatch(
             f"the peer speaks protocol {_quote(v)}, this side {OLDEST} to {PROTOCOL}: upgrade the "
             "older of the two"
         )
-    kind = _unpack(envelope.kind)
+    kind = _ENCODED.get(bytes(envelope.kind)) or _unpack(envelope.kind)
     if not isinstance(kind, str) or kind not in MESSAGES:
         raise Malformed(
             f"message: expected a kind among {', '.join(MESSAGES)}, found {_quote(kind)}"

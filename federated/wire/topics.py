@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from federated.errors import UsageError
@@ -113,6 +114,9 @@ Kind = Literal[
     "ask",
     "answer",
 ]
+
+
+NAMES = 2**14  # checked names to remember: of transfers in progress, agents and submodels
 
 
 @dataclass(frozen=True)
@@ -391,6 +395,7 @@ def _question(run: str, agent: str, what: str, question: str) -> str:
     return f"{ROOT}/{_name('run', run)}/infer/{_name('agent', agent, AGENT)}/{what}/{level}"
 
 
+@lru_cache(NAMES)  # of valid ones, which are short
 def _name(what: str, name: str, pattern: str = NAME) -> str:
     if not re.match(pattern, name):
         allowed = (
