@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from coordinator.assign.affordable_submodels import (
     Bounds,
@@ -17,6 +18,7 @@ from coordinator.assign.affordable_submodels import (
 )
 from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decision_record import Decision
+from coordinator.assign.last_results import LastResults
 from coordinator.assign.selection import make_generator
 from coordinator.assign.submodel_pins import Pin
 from coordinator.settings.config import Config
@@ -28,7 +30,15 @@ from federated.wire.codecs.raw import RAW
 from models.cost import cost
 from models.submodel import Submodel
 
-__all__ = ["Candidate", "Verdict", "ask_method", "decide", "decide_absent", "mark_undrawn"]
+__all__ = [
+    "Candidate",
+    "LastDecisions",
+    "Verdict",
+    "ask_method",
+    "decide",
+    "decide_absent",
+    "mark_undrawn",
+]
 
 NOTABLE_ERROR = 0.2  # relative error of predicted step times that a reason mentions
 
@@ -81,22 +91,57 @@ class Verdict:
     codec: str = RAW.name
 
 
+class LastDecisions:
+    """What the last round computed about each agent. It holds for most agents of a large fleet,
+    which have not trained since.
+    """
+
+    def __init__(self) -> None:
+        self.offers = LastResults[tuple[Offer, ...]]()
+        self.choices = LastResults[tuple[Submodel, ...]]()
+        self.verdicts = LastResults[Verdict]()
+
+    def trim(self, agents: int) -> None:
+        for last in (self.offers, self.choices, self.verdicts):
+            last.trim(6 * agents)  # up to three for each agent
+
+
 def decide(
     menu: Sequence[Submodel],
     recipe: Recipe,
     candidates: Sequence[Candidate],
     config: Config,
     choose: Choice,
+    last: LastDecisions | None = None,
 ) -> list[Verdict]:
-    """Return a verdict for each candidate, in their order. Those with a submodel will train."""
-    settings, wire = config.assign, config.wire
+    """Return a verdict for each candidate, in their order. Those with a submodel will train. last:
+    of earlier rounds; it changes no result.
+    """
+    settings, wire, last = config.assign, config.wire, last or LastDecisions()
+    last.trim(len(candidates))
 
     def predict(c: Candidate, codec: str, standing: Standing) -> tuple[Offer, ...]:
-        encode = find_codec(codec)
-        offers = make_offers(c.profile, menu, recipe, settings.memory, encode, standing)
-        if not c.missing:
-            return tuple(offers)
-        return tuple(replace(o, missing=c.missing.get(o.submodel.name, "")) for o in offers)
+        key = c.name, codec, standing is c.standing
+        inputs = c.profile, c.missing, standing, menu, recipe, settings.memory
+        return last.offers.get(
+            key, inputs, lambda: predict_offers(c, menu, recipe, settings.memory, codec, standing)
+        )
+
+    def judge(index: int, c: Candidate, offers: tuple[Offer, ...], codec: str) -> Verdict:
+        key, inputs = (c.name, codec), (c, offers, allowed)
+        can = last.choices.get(key, inputs, partial(list_choices, c, offers, allowed))
+        chosen = None if explain_missing(can, offers) or not can else choose(index, c, can)
+        return last.verdicts.get(
+            key,
+            (*inputs, can, chosen),
+            lambda: Verdict(
+                chosen,
+                make_decision(c, offers, allowed, settings.memory, can, chosen),
+                offers,
+                allowed,
+                codec,
+            ),
+        )
 
     made = [predict(c, wire.codec, c.standing) for c in candidates]
     # the pace follows usual speeds: one slow round of the quickest agent must not raise all others
@@ -110,22 +155,39 @@ def decide(
     allowed = find_bounds(pacing, recipe, settings.slack, config.fleet.deadline)
     found = []
     for index, (c, offers) in enumerate(zip(candidates, made, strict=True)):
-        verdict = decide_one(index, c, offers, allowed, settings.memory, choose)
-        verdict = replace(verdict, codec=wire.codec)
+        verdict = judge(index, c, offers, wire.codec)
         if wire.slow_codec in c.profile.codecs and c.pin is None:
             offers = predict(c, wire.slow_codec, c.standing)
-            encoded = decide_one(index, c, offers, allowed, settings.memory, choose)
+            encoded = judge(index, c, offers, wire.slow_codec)
             if trains_more(encoded, verdict):
-                verdict = encode_updates(encoded, wire.slow_codec)
+                verdict = explain_codec(encoded)
         found.append(verdict)
     return found
 
 
-def encode_updates(verdict: Verdict, codec: str) -> Verdict:
-    """Return the verdict with a codec for slow uplinks."""
+def predict_offers(
+    candidate: Candidate,
+    menu: Sequence[Submodel],
+    recipe: Recipe,
+    share: float,
+    codec: str,
+    standing: Standing,
+) -> tuple[Offer, ...]:
+    """Return the cost of each submodel of the menu, and what the candidate needs for it and does
+    not have. standing: from which to predict.
+    """
+    offers = make_offers(candidate.profile, menu, recipe, share, find_codec(codec), standing)
+    missing = candidate.missing
+    if not missing:
+        return tuple(offers)
+    return tuple(replace(o, missing=missing.get(o.submodel.name, "")) for o in offers)
+
+
+def explain_codec(verdict: Verdict) -> Verdict:
+    """Return the verdict with the reason of its codec for slow uplinks."""
     decision = verdict.decision
-    reason = f"{decision.reason}; updates in {codec}, because its uplink is slow"
-    return replace(verdict, decision=replace(decision, reason=reason), codec=codec)
+    reason = f"{decision.reason}; updates in {verdict.codec}, because its uplink is slow"
+    return replace(verdict, decision=replace(decision, reason=reason))
 
 
 def trains_more(one: Verdict, other: Verdict) -> bool:
@@ -135,29 +197,45 @@ def trains_more(one: Verdict, other: Verdict) -> bool:
     return cost(one.submodel).parameters > cost(other.submodel).parameters
 
 
-def decide_one(
-    index: int,
+def find_previous(candidate: Candidate, offers: tuple[Offer, ...]) -> Offer | None:
+    """Return the offer of the submodel that a candidate had last."""
+    previous = candidate.previous.unowned if candidate.previous is not None else None
+    return next((offer for offer in offers if offer.submodel == previous), None)
+
+
+def list_choices(
+    candidate: Candidate, offers: tuple[Offer, ...], allowed: Bounds
+) -> tuple[Submodel, ...]:
+    """Return the submodels among which the method may choose."""
+    pin, before = candidate.pin, find_previous(candidate, offers)
+    can = (pin.submodel,) if pin is not None else find_affordable(offers, allowed, before)
+    return can if candidate.is_timed else can[:1]
+
+
+def explain_missing(can: Sequence[Submodel], offers: Sequence[Offer]) -> str:
+    """Return what the agent needs for the smallest of its submodels and does not have; empty if
+    there is nothing.
+    """
+    return next((o.missing for o in offers if can and o.submodel == can[0].unowned), "")
+
+
+def make_decision(
     candidate: Candidate,
     offers: tuple[Offer, ...],
     allowed: Bounds,
     share: float,
-    choose: Choice,
-) -> Verdict:
-    previous = candidate.previous.unowned if candidate.previous is not None else None
-    before = next((offer for offer in offers if offer.submodel == previous), None)
-    pin = candidate.pin
-    can = (pin.submodel,) if pin is not None else find_affordable(offers, allowed, before)
-    if not candidate.is_timed:
-        can = can[:1]
-    missing = next((o.missing for o in offers if can and o.submodel == can[0].unowned), "")
-    if not can or missing:
+    can: Sequence[Submodel],
+    chosen: Submodel | None,
+) -> Decision:
+    """Return the decision, with its reason. chosen: one of the submodels `can`; None: none."""
+    pin, before = candidate.pin, find_previous(candidate, offers)
+    if chosen is None:
         reason = (
-            f"excluded for now: it is pinned to {can[0].name}: {missing}"
+            f"excluded for now: it is pinned to {can[0].name}: {explain_missing(can, offers)}"
             if can
             else explain_none(offers, candidate.profile, share)
         )
-        return Verdict(None, Decision(candidate.name, reason=reason), offers, allowed)
-    chosen = choose(index, candidate, can)
+        return Decision(candidate.name, reason=reason)
     offer = next(o for o in offers if o.submodel == chosen.unowned)
     if pin is not None:
         why = f"pinned by {pin.source}"
@@ -172,10 +250,9 @@ def decide_one(
         why = describe_move(before, offer) + explain_choice(offer, offers, allowed, before)
     if abs(candidate.standing.step - 1) > NOTABLE_ERROR and pin is None:
         why += f"; steps take {candidate.standing.step:.2g} times as long as profiled"
-    decision = Decision(
+    return Decision(
         candidate.name, offer.submodel.name, True, why, offer.step, offer.seconds, offer.memory
     )
-    return Verdict(chosen, decision, offers, allowed)
 
 
 def ask_method(method: Method, state: State, seed: int) -> Choice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinator.assign.decisions import LastDecisions
 from coordinator.assign.submodel_pins import Pins
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.training_graphs import TrainingGraphs
@@ -64,6 +65,7 @@ class RunContext:
     pins: the submodels that the configuration fixes for agents.
     recipes: of the menu's submodels before the first round.
     graphs: with which agents without PyTorch train.
+    decisions: about each agent in the last round.
     patience: time limit of a phase without a deadline, in predicted seconds of its slowest task.
     """
 
@@ -79,6 +81,7 @@ class RunContext:
     pins: Pins
     recipes: tuple[Recipe, ...]
     graphs: TrainingGraphs
+    decisions: LastDecisions
     patience: float
 
     def request_graphs(self, recipes: Sequence[Recipe]) -> None:

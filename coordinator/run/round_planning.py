@@ -159,7 +159,9 @@ def judge_agents(
     recipe = recipes[-1]
     verdicts = {
         verdict.decision.agent: verdict
-        for verdict in decisions.decide(run.menu, recipe, candidates, run.config, choose)
+        for verdict in decisions.decide(
+            run.menu, recipe, candidates, run.config, choose, run.decisions
+        )
     }
     for name, verdict in verdicts.items():
         if verdict.submodel is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from coordinator.access.broker_setup import BrokerAccess
+from coordinator.assign.decisions import LastDecisions
 from coordinator.assign.eligibility import Eligibility
 from coordinator.assign.majority_network import build_network
 from coordinator.assign.submodel_pins import match_pins
@@ -37,6 +38,7 @@ from federated.errors import ConfigError, EspalierError, LinkError, StoreError, 
 from federated.method import Method, Settings
 from federated.methods.catalogue import list_loaded_hooks
 from federated.methods.common.inactive_mechanisms import inactive
+from federated.runtime.torch_import import spare_collection
 from federated.settings_validation import list_changed
 from federated.task import Recipe
 from federated.trainer_capabilities import list_required_capabilities, name_hook
@@ -88,7 +90,10 @@ def run(
     resumed.
     """
     config = prepared.config
-    with oversee(prepared.store.folder, config, read, prepared.metrics, options.clock) as oversight:
+    with (
+        spare_collection(),
+        oversee(prepared.store.folder, config, read, prepared.metrics, options.clock) as oversight,
+    ):
         timeouts = options.patience < ENDLESS
         rules = read_rules(prepared.method, config, durable=options.durable, timeouts=timeouts)
         fleet = assemble_fleet(prepared, link, oversight, rules, options)
@@ -217,6 +222,7 @@ def _conduct(
             match_pins(menu, config.assign.submodels),
             tuple(recipes),
             graphs,
+            LastDecisions(),
             options.patience,
         )
         return conduct(run, Evaluator(run, prepared.data, options.device), first.pop)
