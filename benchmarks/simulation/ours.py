@@ -12,6 +12,7 @@ from coordinator.observe.events import Event as RunEvent
 from coordinator.observe.events import RoundEnded
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate_run
+from federated.runtime.torch_import import defer_compiler
 
 __all__ = ["in_one_process", "in_processes"]
 
@@ -44,6 +45,7 @@ def in_processes(rounds: int) -> Measured:
 def simulate(rounds: int, here: Event | None) -> Measured:
     """Simulate. here: train in this thread; None: in worker processes."""
     accuracy = 0.0
+    defer_compiler()  # as the commands and the package `espalier` do
     meter = Meter(rounds)
 
     def read(event: RunEvent) -> None:
