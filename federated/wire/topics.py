@@ -116,9 +116,6 @@ Kind = Literal[
 ]
 
 
-NAMES = 2**14  # checked names to remember: of transfers in progress, agents and submodels
-
-
 @dataclass(frozen=True)
 class Place:
     """A parsed topic.
@@ -328,8 +325,7 @@ def coordinator_patterns(run: str, *, chunks: bool = True) -> tuple[str, ...]:
     """
     base = f"{ROOT}/{_name('run', run)}/agent/+"
     kinds = ("status", "profile", "hb", "say", *(["up/+/c/+"] if chunks else []))
-    agents = (f"{base}/{what}" for what in kinds)
-    return globals()["run"](run), *agents
+    return globals()["run"](run), *(f"{base}/{what}" for what in kinds)
 
 
 def find_sender(topic: str) -> str:
@@ -395,7 +391,7 @@ def _question(run: str, agent: str, what: str, question: str) -> str:
     return f"{ROOT}/{_name('run', run)}/infer/{_name('agent', agent, AGENT)}/{what}/{level}"
 
 
-@lru_cache(NAMES)  # of valid ones, which are short
+@lru_cache(2**14)  # valid names of transfers, agents and submodels, which are short
 def _name(what: str, name: str, pattern: str = NAME) -> str:
     if not re.match(pattern, name):
         allowed = (
@@ -445,6 +441,5 @@ def _is_valid(place: Place) -> bool:
         wanted += [(place.version, NAME), (place.submodel, SUBMODEL)]
     if place.way == "release" and place.kind not in ("card", "software"):
         wanted += [(place.version, VERSION), (place.file, FILE)]
-    return all(re.match(pattern, name) for name, pattern in wanted) and (
-        place.kind != "chunk" or place.index >= 0
-    )
+    named = all(re.match(pattern, name) for name, pattern in wanted)
+    return named and (place.kind != "chunk" or place.index >= 0)
