@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
-from itertools import groupby
+from itertools import islice
 from pathlib import Path
 
 import click
@@ -173,9 +173,9 @@ def command(
         drawn = {name: [derive_seed(seed, name, at) for at in range(times)] for name in chosen}
         seeds = drawn if only is None else {name: [only] for name in chosen}
         found = list[Summary]()
-        jobs = list_jobs(seeds, folder, kind, forked)
-        for name, outcomes in groupby(run_jobs(jobs, workers, say), lambda one: one.scenario):
-            found.append(summarise(name, list(outcomes)))
+        outcomes = run_jobs(list_jobs(seeds, folder, kind, forked), workers, say)
+        for name, each in seeds.items():
+            found.append(summarise(name, list(islice(outcomes, len(each)))))
             if save:  # a campaign takes long, and may be interrupted
                 write_campaign(merge(kind, describe_broker(kind), found[-1:], forked=forked))
         for line in format_table(found):
