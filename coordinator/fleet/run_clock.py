@@ -53,8 +53,8 @@ class TimeShare:
     however large the fleet is, unless it takes very long.
     """
 
-    def __init__(self, least: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """least: seconds from one beginning of the work to the next, at least."""
+    def __init__(self, clock: Callable[[], float], least: float = 0.0) -> None:
+        """clock: in seconds. least: seconds from one beginning of the work to the next, at least."""
         self._least, self._clock, self._due = least, clock, -math.inf
 
     @property

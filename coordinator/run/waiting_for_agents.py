@@ -65,7 +65,7 @@ def wait_for_plan(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
             if over and not run.graphs.waiting and run.graphs.finished == exported:
                 raise
             why = str(error)
-        unable, share = {agent.name for agent in fleet.list_free()}, TimeShare()
+        unable, share = {agent.name for agent in fleet.list_free()}, TimeShare(time.monotonic)
         until, able = fleet.clock() + min(REPUBLISH, limit or REPUBLISH), False
         while run.control.paused or (
             fleet.clock() < until and run.graphs.finished == exported and not able
@@ -91,7 +91,7 @@ def wait_for_agents(
     come within `limit` seconds (0: no limit). meanwhile: called while it waits.
     """
     start = published = time.monotonic()
-    share = TimeShare()
+    share = TimeShare(time.monotonic)
     while True:
         if not share.pause:  # not after each message: it looks at every agent
             with share.spend():

@@ -135,7 +135,7 @@ def test_a_saved_result_is_read_again(folder: Path) -> None:
     assert path == folder / "sums.json"
     assert read_results() == [made]
     path.write_text('{"name": "sums"}')
-    with pytest.raises(ConfigError, match=r"sums.json.*benchmarks sums --save"):
+    with pytest.raises(ConfigError, match=r"sums.json.*benchmarks sums --format json"):
         read_results()
 
 

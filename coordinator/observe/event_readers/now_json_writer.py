@@ -58,7 +58,7 @@ class NowWriter:
         self.broker_lost = ""
         self.epsilon: float | None = None
         self._started, self._began, self._courses = _utc(), "", TaskCourses()
-        self._share = TimeShare(EVERY, context.clock)
+        self._share = TimeShare(context.clock, EVERY)
 
     def read(self, event: events.Event) -> None:
         match event:

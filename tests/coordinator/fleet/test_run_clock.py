@@ -20,7 +20,7 @@ def test_work_on_the_whole_fleet_pauses_in_proportion(
     seconds: float, least: float, pause: float
 ) -> None:
     clock = Clock()
-    share = TimeShare(least, clock)
+    share = TimeShare(clock, least)
     assert share.pause == 0
     with share.spend():
         clock.now += seconds
