@@ -54,7 +54,7 @@ class TimeShare:
     """
 
     def __init__(self, clock: Callable[[], float], least: float = 0.0) -> None:
-        """clock: in seconds. least: seconds from one beginning of the work to the next, at least."""
+        """clock: in seconds. least: seconds between two beginnings of the work, at least."""
         self._least, self._clock, self._due = least, clock, -math.inf
 
     @property
