@@ -100,6 +100,7 @@ class LastDecisions:
         self.offers = LastResults[tuple[Offer, ...]]()
         self.choices = LastResults[tuple[Submodel, ...]]()
         self.verdicts = LastResults[Verdict]()
+        self.unable: Mapping[str, str] = {}  # agents that could not train, and why
 
     def trim(self, agents: int) -> None:
         for last in (self.offers, self.choices, self.verdicts):

@@ -163,10 +163,16 @@ def judge_agents(
             run.menu, recipe, candidates, run.config, choose, run.decisions
         )
     }
-    for name, verdict in verdicts.items():
-        if verdict.submodel is None:
-            log.warning("%s is not selected: %s", name, verdict.decision.reason)
-            standings[name] = count_round(standings[name])
+    unable = {
+        name: verdict.decision.reason
+        for name, verdict in verdicts.items()
+        if verdict.submodel is None
+    }
+    for name, reason in unable.items():
+        if reason != run.decisions.unable.get(name):  # not in each round
+            log.warning("%s is not selected: %s", name, reason)
+        standings[name] = count_round(standings[name])
+    run.decisions.unable = unable
     return verdicts, standings
 
 

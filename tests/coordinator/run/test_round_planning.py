@@ -185,7 +185,9 @@ def test_claims_of_more_time_than_passed_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_an_agent_that_fails_the_smallest_submodel_is_left_out_for_a_while(tmp_path: Path) -> None:
+def test_an_agent_that_fails_the_smallest_submodel_is_left_out_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(update: Update) -> Update:
         if update.work == "train" and update.round == 1:
             raise RuntimeError("no")
@@ -203,6 +205,7 @@ def test_an_agent_that_fails_the_smallest_submodel_is_left_out_for_a_while(tmp_p
         found[1].reason
         == f"excluded for now: failed in round 1 with {FIRST}: no, and there is no smaller submodel"
     )
+    assert caplog.text.count("once is not selected: ") == 1, "not in each round"
 
 
 def test_an_agent_that_misses_the_deadline_gets_a_smaller_submodel(
