@@ -297,7 +297,8 @@ class Uploads:
         if upload is None:
             return
         over_http = bool(grant.url or grant.parts)
-        upload.sender.take_grant(grant.have, grant.open and not over_http, now)
+        queued = not grant.open and grant.transfer not in self._ended
+        upload.sender.take_grant(grant.have, grant.open and not over_http, now, queued=queued)
         if not grant.open or not over_http:
             self._end_transfer(grant.transfer)
         elif grant.parts:

@@ -75,9 +75,12 @@ class Sender:
         """True if the receiver has every chunk."""
         return bool(self._have.all())
 
-    def take_grant(self, have: bytes, open: bool, now: float) -> None:
+    def take_grant(self, have: bytes, open: bool, now: float, *, queued: bool = True) -> None:
         """Update the receiver's bitmap. open: whether it accepts chunks now. An empty bitmap then
         means that it has none, otherwise that it says nothing about them.
+
+        queued: whether the turn of this transfer has not come, if it is not open. The bytes may
+            also go another way, where some can be lost meanwhile.
 
         A chunk that was sent and is not in the bitmap counts as in flight. It is sent again only if
         the sender had to ask, or if the receiver lost chunks that it had. Raises Refused for a
@@ -91,8 +94,9 @@ class Sender:
             self._since, self._wait = now, STALL
         self._have, self._open, self._asked = bits, open, False
         self._in_flight = int((self._sent & ~bits).sum())
-        self._queued = 0.0 if open else min(MAX_QUEUED, 2 * self._queued) or MAX_STALL
-        if not open and not self._in_flight:  # it is in the receiver's queue and has lost nothing
+        queued = queued and not open
+        self._queued = min(MAX_QUEUED, 2 * self._queued) or MAX_STALL if queued else 0.0
+        if queued and not self._in_flight:  # it has lost nothing
             self._since, self._wait = now, self._queued
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -20,6 +22,7 @@ from tests.support.scripted_coordinator import (
     open_spool,
     task,
 )
+from tests.support.waiting import eventually
 
 UPDATE = bytes(range(256)) * 400  # 100 chunks of 1 KiB
 
@@ -103,6 +106,36 @@ def test_a_lost_receipt_is_requested_again(tmp_path: Path) -> None:
     assert desk.uploads.check_stalls(STALL - 0.1) == []
     assert desk.uploads.check_stalls(STALL) == [task()]
     assert desk.uploads.check_stalls(STALL + 0.1) == [], "once, then after a longer while"
+
+
+class Store(BaseHTTPRequestHandler):
+    """Takes an object and loses it."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+
+
+def test_an_update_that_a_store_lost_is_offered_again_soon(tmp_path: Path) -> None:
+    """The coordinator waits for the object, and nothing tells it that it was lost. An update whose
+    turn has not come waits longer: see `Sender.check_stall`.
+    """
+    desk = Desk(tmp_path)
+    desk.finish()
+    with HTTPServer(("127.0.0.1", 0), Store) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/update"
+        grant = messages.Grant(
+            task().transfer, b"", True, parts=(messages.Part(0, len(UPDATE), url),)
+        )
+        desk.uploads.take_grant(grant, 0.0)
+        assert eventually(lambda: desk.uploads.check_stalls(1.0)) == [task()], "it is there"
+        server.shutdown()
+        thread.join()
+    desk.uploads.take_grant(messages.Grant(task().transfer, b"", False), 1.0)
+    assert desk.uploads.check_stalls(1.0 + STALL) == [task()]
 
 
 def test_chunks_lost_with_the_link_are_sent_again(tmp_path: Path) -> None:
