@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -25,8 +26,11 @@ __all__ = [
     "format_value",
     "read_result",
     "read_results",
+    "read_saved",
     "write_result",
 ]
+
+T = TypeVar("T")
 
 FOLDER = Path(__file__).parents[1] / "results"
 GB = 10**9
@@ -81,13 +85,21 @@ def read_result(path: Path, name: str) -> BenchmarkResult:
 
     name: of the benchmark whose result is expected, for the message
     """
+    return read_saved(path, BenchmarkResult, f"{name} --format json")
+
+
+def read_saved(path: Path, kind: type[T], command: str) -> T:
+    """Return what a benchmark saved. Raises ConfigError if the file holds no such result.
+
+    command: of `python -m benchmarks` that makes such a file, for the message
+    """
     with explain_os_errors(ConfigError, f"{path}: cannot be read"):
         content = path.read_bytes()
     try:
-        return msgspec.json.decode(content, type=BenchmarkResult)
+        return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path}: expected a result of python -m benchmarks {name} --format json: {error}"
+            f"{path}: expected a result of python -m benchmarks {command}: {error}"
         ) from None
 
 

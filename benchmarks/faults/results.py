@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.comparison.result import read_saved
 from benchmarks.faults.outcome import Outcome
 from edge_agent.bench.report import Fingerprint, take_fingerprint
 from edge_agent.device.process_limits import Limits
@@ -126,15 +127,7 @@ def write_campaign(campaign: Campaign) -> None:
 
 def read_campaign(kind: str) -> Campaign:
     """Return the saved results of a kind of broker. Raises ConfigError if there are none."""
-    path = _find(kind)
-    with explain_os_errors(ConfigError, f"{path}: cannot be read"):
-        content = path.read_bytes()
-    try:
-        return msgspec.json.decode(content, type=Campaign)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path}: expected a result of python -m benchmarks faults --save: {error}"
-        ) from None
+    return read_saved(_find(kind), Campaign, "faults --save")
 
 
 def read_campaigns() -> list[Campaign]:
