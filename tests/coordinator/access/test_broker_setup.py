@@ -372,11 +372,14 @@ def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.broker
+@needs_mosquitto
 @pytest.mark.parametrize(("chunk", "largest"), [(0, 1 << 20), (2 << 20, (2 << 20) + OVERHEAD)])
 def test_a_started_broker_accepts_only_packets_that_a_run_needs(
     tmp_path: Path, chunk: int, largest: int
 ) -> None:
-    """Packets of 16 MB filled the coordinator's queue."""
+    """Packets of 16 MB filled the coordinator's queue. The embedded broker has the same limit, but
+    does not announce it.
+    """
     wanted = Broker(port=0)
     with (
         open_broker_access(wanted, tmp_path, lambda text: None, chunk) as broker_access,
