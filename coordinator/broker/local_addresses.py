@@ -9,6 +9,7 @@ import errno
 import ipaddress
 import secrets
 import socket
+import time
 
 from federated.errors import ConfigError, LinkError
 from federated.flag_and_argument_names import BROKER, PASSWORDS, PORT, TLS, Option
@@ -16,6 +17,8 @@ from federated.flag_and_argument_names import BROKER, PASSWORDS, PORT, TLS, Opti
 __all__ = ["check_exposure", "find_free_port", "find_own_address", "find_reachable_hosts"]
 
 OWN_PORTS = range(20_000, 32_000)  # below the ports that Linux and BSD use for outgoing connections
+# a broker whose parent was killed is killed with it, and may hold its port while that restarts
+RELEASE_WAIT = 3.0  # seconds
 
 
 def check_exposure(listen: str, *, known: bool, embedded: bool = False) -> None:
@@ -49,19 +52,28 @@ def check_exposure(listen: str, *, known: bool, embedded: bool = False) -> None:
 
 
 def find_free_port(listen: str, port: int) -> int:
-    """Return `port` if it can be bound. For 0, return a free port that the system does not give to
-    an outgoing connection before the broker binds it. Raises LinkError, ConfigError.
+    """Return `port` if it can be bound within `RELEASE_WAIT`. For 0, return a free port that the
+    system does not give to an outgoing connection before the broker binds it. Raises LinkError,
+    ConfigError.
     """
+    end = time.monotonic() + RELEASE_WAIT
+    while True:
+        candidate = port or secrets.choice(OWN_PORTS)
+        try:
+            _check_bind(listen, candidate)
+            return candidate
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > end:
+                raise _explain_bind(listen, candidate, error) from None
+        if port:
+            time.sleep(0.05)
+
+
+def _check_bind(listen: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-    for candidate in [port] if port else [secrets.choice(OWN_PORTS) for _ in range(20)]:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((listen, candidate))
-                return candidate
-            except OSError as error:
-                failed = _explain_bind(listen, candidate, error)
-    raise failed
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((listen, port))
 
 
 def _explain_bind(listen: str, port: int, error: OSError) -> ConfigError | LinkError:

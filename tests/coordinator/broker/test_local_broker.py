@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -100,6 +101,20 @@ def test_a_port_in_use_is_an_error_with_both_remedies(tmp_path: Path) -> None:
     for text in (f"--broker 127.0.0.1:{port}", "--port"):
         assert text in raised.value.on_command_line
     assert f'broker="127.0.0.1:{port}"' in str(raised.value)
+
+
+def test_a_restart_waits_until_the_broker_of_a_killed_process_has_released_its_port(
+    tmp_path: Path,
+) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    release = threading.Timer(0.5, taken.close)
+    release.start()
+    try:
+        with brokers.start(port=port, kind="embedded", directory=tmp_path) as broker:
+            assert broker.address == f"127.0.0.1:{port}"
+    finally:
+        release.join()
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0", "192.0.2.7", "::"])
