@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,7 @@ from coordinator.store.run_store import Store
 from federated.task import Update
 from tests.support.memory_federation import RUN, Member, digits, federate
 
-DEADLINE, ROUNDS = 4.0, 30
+DEADLINE, ROUNDS = 4.0, 90
 
 
 @pytest.mark.slow
@@ -20,15 +21,19 @@ def test_rounds_wait_for_a_slow_agent_until_it_is_a_suspect_and_readmit_it(tmp_p
     """It misses two deadlines, sits out round 3, and is asked as a probe in round 4. Its answer to
     the probe comes in a later round. It is fast from then on.
     """
-    slow = [1, 2, 4]
+    slow, answered = [1, 2, 4], threading.Event()
 
     def delay(update: Update) -> Update:
         if update.work == "train" and update.round in slow:
             time.sleep(2 * DEADLINE)
+            if update.round == slow[-1]:
+                answered.set()
         return update
 
     def pause(update: Update) -> Update:
-        time.sleep(0.5 if update.round > 3 else 0.0)
+        """Lengthen rounds until the probe is answered, so that rounds are left after it."""
+        if update.round > 3:
+            answered.wait(0.5)
         return update
 
     settings = {
