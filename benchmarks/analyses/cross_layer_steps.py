@@ -15,21 +15,25 @@ __all__ = ["analyse"]
 
 
 def analyse(folder: Path) -> list[Panel]:
-    """Return two panels, layers by rounds: the percentage of kernels with beta > 0, and the mean of
-    theta.
+    """Return three panels, layers by rounds: beta, 100 where beta > 0 and 0 elsewhere, so that a
+    layer's mean is a percentage of rounds, and the mean of theta.
     """
-    lines, panels = read_history(folder), []
-    for prefix, title, scale in ((BETA, "beta", 100), (THETA, "theta", 1)):
-        found = {
-            (home.removeprefix(prefix).removesuffix(".weight"), str(line.round)): scale * value
-            for line in lines
-            for home, value in line.numbers.items()
-            if home.startswith(prefix)
-        }
-        if not found:
-            raise ConfigError(
-                f"run '{folder.name}' has no beta and theta: analyse a run of inco-avg or another "
-                "InCo method with method.record = true"
-            )
-        panels.append(make_panel(title, found))
-    return panels
+    betas, thetas = (_read_layers(folder, prefix) for prefix in (BETA, THETA))
+    if not betas:
+        raise ConfigError(
+            f"run '{folder.name}' has no beta and theta: analyse a run of inco-avg or another InCo "
+            "method with method.record = true"
+        )
+    positive = {place: 100.0 * (beta > 0) for place, beta in betas.items()}
+    tables = {"beta": betas, "beta > 0": positive, "theta": thetas}
+    return [make_panel(title, table) for title, table in tables.items()]
+
+
+def _read_layers(folder: Path, prefix: str) -> dict[tuple[str, str], float]:
+    """Return the recorded numbers of a kind by layer and round."""
+    return {
+        (home.removeprefix(prefix).removesuffix(".weight"), str(line.round)): value
+        for line in read_history(folder)
+        for home, value in line.numbers.items()
+        if home.startswith(prefix)
+    }

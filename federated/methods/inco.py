@@ -31,8 +31,8 @@ For vision transformers the authors' code also divides every step by the number 
 does not mention this, and it is left out here. The authors publish the code for FedAvg only; the
 other four follow the paper: devices and mean of the base method, then the cross-layer step.
 
-With `record`, the state keeps two numbers of each such layer: `beta/NAME`, the fraction of kernels
-with <g_0, g_k> > 0, and `theta/NAME`, the mean of t over kernels (section 5.4, Figure 9).
+With `record`, the state keeps two numbers of each such layer: `beta/NAME`, <g_0, g_k> over the
+whole layer (Theorem 3.1), and `theta/NAME`, the mean of t over kernels (section 5.4, Figure 9).
 
 `inco-nova`: the authors train with Adam, which FedNova's normaliser for SGD does not fit, and their
 FedNova on ResNets stays at 10 to 15 %. Set `optimiser = "sgd"` for a fair comparison.
@@ -152,8 +152,8 @@ def record_pair(home: str, step: Tensor, other: Tensor, variant: str) -> dict[st
     moved = (x.norm(dim=-1) > 0) & (y.norm(dim=-1) > 0)
     if not moved.any():
         return {}
-    beta, theta = (x * y).sum(-1)[moved] > 0, find_theta(x, y, variant).squeeze(-1)[moved]
-    return {BETA + home: beta.to(x.dtype).mean(), THETA + home: theta.mean()}
+    theta = find_theta(x, y, variant).squeeze(-1)[moved]
+    return {BETA + home: (x * y).sum(), THETA + home: theta.mean()}
 
 
 def apply_cross_step(old: Tensor, new: Tensor, other: Tensor, one: Sum, variant: str) -> Tensor:

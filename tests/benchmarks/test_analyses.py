@@ -236,14 +236,14 @@ def test_step_sizes_of_every_submodel_are_shown_by_round(tmp_path: Path) -> None
 
 def test_beta_and_theta_are_shown_by_layer_and_round(tmp_path: Path) -> None:
     run = simulate(tmp_path, "inco-avg", method_record=True, model_name="resnet-small")
-    beta, theta = ANALYSES["cross-layer"](run)
-    assert beta.title == "beta"
-    assert beta.rows == theta.rows
+    beta, positive, theta = ANALYSES["cross-layer"](run)
+    assert [panel.title for panel in (beta, positive, theta)] == ["beta", "beta > 0", "theta"]
+    assert beta.rows == positive.rows == theta.rows
     assert "sections.0.1.conv1" in beta.rows
-    assert ((beta.values >= 0) & (beta.values <= 100)).all()
+    assert (positive.values == 100 * (beta.values > 0)).all()
     assert (theta.values >= 0).all()
-    assert measure("cross-layer:beta/sections.0.1.conv1", run) == pytest.approx(
-        beta.values[beta.rows.index("sections.0.1.conv1")].mean()
+    assert measure("cross-layer:beta > 0/sections.0.1.conv1", run) == pytest.approx(
+        positive.values[positive.rows.index("sections.0.1.conv1")].mean()
     )
 
 

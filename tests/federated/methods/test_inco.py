@@ -220,21 +220,22 @@ def test_untrained_deep_layers_do_not_change():
 
 
 def test_the_numbers_of_an_analysis_are_recorded_if_asked():
-    """The deep layer moves by 2 in the direction of the shallow one, and in half of the kernels
-    against it: beta > 0 in half of them, and t = 2 in all.
+    """The deep layer moves twice as far as the shallow one, and in a quarter of the kernels against
+    it: beta is 2 (3/4 - 1/4) = 1 times the square of the shallow step, and t = 2 in all kernels.
     """
 
     def along(name, value):
         moved = torch.full_like(value, 0.01)
         if ".1.conv" in name:
             moved *= 2
-            moved[::2] *= -1
+            moved[::4] *= -1
         return moved
 
     _, after = play_round("inco-avg", {1: along}, record=True)
     _, without = play_round("inco-avg", {1: along})
     for home in find_references(NET):
-        assert float(after[f"beta/{home}"]) == pytest.approx(0.5)
+        square = 0.01**2 * after[home].numel()
+        assert float(after[f"beta/{home}"]) == pytest.approx(square, rel=1e-3)
         assert float(after[f"theta/{home}"]) == pytest.approx(2.0, rel=1e-3)
         assert torch.equal(after[home], without[home])
     assert not any("/" in home for home in without)
