@@ -4,7 +4,7 @@ import test from "node:test";
 import { decodeBlob, encodeBlob } from "../src/agent/blob.ts";
 import { hash, Receiver, Sender } from "../src/agent/chunks.ts";
 import { decode, encode, Malformed } from "../src/agent/envelope.ts";
-import { nameSubmodel } from "../src/agent/messages.ts";
+import { heartbeatInterval, nameSubmodel } from "../src/agent/messages.ts";
 import { Draws, encrypt } from "../src/agent/philox.ts";
 
 // Random123, kat_vectors: counter, key, words of philox4x32-10
@@ -74,6 +74,14 @@ test("a receiver takes what a sender sends, in any order, and finds damage", () 
   assert.equal(sender.progress, 1);
   assert.ok(!sender.checkStall(6));
   assert.ok(sender.checkStall(7), "the receipt may be lost");
+});
+
+test("heartbeats of a large fleet are as rare as its card says", () => {
+  assert.equal(heartbeatInterval(0, 0, false), 15);
+  assert.equal(heartbeatInterval(40, 0, false), 8);
+  assert.equal(heartbeatInterval(40, 60, false), 60);
+  assert.equal(heartbeatInterval(40, 60, true), 12);
+  assert.equal(heartbeatInterval(40, 0, true), 0);
 });
 
 test("names of submodels", () => {

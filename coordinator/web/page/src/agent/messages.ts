@@ -91,6 +91,7 @@ const card = v.object({
   network: v.nullish(network, null),
   session: name,
   codec: v.optional(v.string(), "raw"),
+  heartbeat: v.optional(v.pipe(v.number(), v.finite(), v.minValue(0)), 0),
 });
 
 const manifest = v.object({
@@ -148,9 +149,11 @@ export interface DataCard {
   target: "class";
 }
 
-/** Seconds between heartbeats during a task with this lease; 0: no lease. */
-export function heartbeatInterval(lease: number): number {
-  return lease ? Math.min(15, Math.max(3, lease / 5)) : 15;
+/** Seconds until the next heartbeat. lease: of the task; 0: none. least: of the run's card.
+ * changed: whether the activity is another one than in the last heartbeat. */
+export function heartbeatInterval(lease: number, least: number, changed: boolean): number {
+  if (changed) return least / 5;
+  return Math.max(least, lease ? Math.min(15, Math.max(3, lease / 5)) : 15);
 }
 
 /** Return the reason of a goodbye as a sentence. */

@@ -62,8 +62,9 @@ export class Reports {
   /** Publish a heartbeat, if one is due. */
   sendHeartbeat(tasks: Tasks): void {
     const first = tasks.active;
-    const { activity, loss } = this.desk.view;
-    if (now() - this.beat.at < heartbeatInterval(first?.task.lease ?? 0) && activity === this.beat.activity) return;
+    const { activity, card, loss } = this.desk.view;
+    const changed = activity !== this.beat.activity;
+    if (now() - this.beat.at < heartbeatInterval(first?.task.lease ?? 0, card?.heartbeat ?? 0, changed)) return;
     this.beat = { at: now(), activity };
     const working = first?.stage === "work";
     const [round, work] = working ? [first.task.round, first.task.work] : [0, ""];
