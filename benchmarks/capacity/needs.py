@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.capacity.measured_points import BROKER, COORDINATOR, MEMORY, WORKERS, Line
+from coordinator.round.round_state import find_least_heartbeat
 from federated.errors import ConfigError
 from federated.task import HEARTBEAT
 from federated.wire import envelope, messages, topics
@@ -177,7 +178,7 @@ def find_needs(plan: FleetPlan, lines: Mapping[str, Line]) -> FleetNeeds:
 def find_traffic(plan: FleetPlan) -> BrokerTraffic:
     """Return the messages and bytes at the broker."""
     each_round = plan.participants * count_messages(plan)
-    beats = plan.connected / HEARTBEAT
+    beats = plan.connected / find_heartbeat_interval(plan)
     down, up = plan.participants * plan.model_bytes, plan.participants * plan.update_bytes
     return BrokerTraffic(
         messages_per_second=each_round / plan.window + 2 * beats,
@@ -209,11 +210,17 @@ def find_costs(
 
 def find_most_connected(plan: FleetPlan, line: Line) -> int:
     """Return the number of agents with which one processor of the coordinator is just busy: that
-    many agents' heartbeats, and the fraction's updates, which arrive during `hours`.
+    many agents' heartbeats, as rare as in this fleet, and the fraction's updates, which arrive
+    during `hours`.
     """
     per_agent = plan.fraction * line.per_agent / plan.window
-    per_agent += (plan.heartbeat_us or 0.0) / 1e6 / HEARTBEAT
+    per_agent += (plan.heartbeat_us or 0.0) / 1e6 / find_heartbeat_interval(plan)
     return max(0, math.floor(round((1 - line.fixed / plan.window) / per_agent, 6)))
+
+
+def find_heartbeat_interval(plan: FleetPlan) -> float:
+    """Return the seconds between two heartbeats of an agent without a short lease."""
+    return max(HEARTBEAT, find_least_heartbeat(plan.connected))
 
 
 def count_messages(plan: FleetPlan) -> int:

@@ -35,6 +35,7 @@ __all__ = [
     "RoundPlan",
     "Rules",
     "Wasted",
+    "find_least_heartbeat",
     "find_task",
     "list_carried_tasks",
     "list_phase_tasks",
@@ -302,11 +303,8 @@ class Round(Struct, frozen=True):
 
     @property
     def heartbeat(self) -> float:
-        """The least seconds between two heartbeats of an agent, so that those of a large fleet do
-        not keep the coordinator busy; 0: agents choose. It changes when a fleet doubles.
-        """
-        seconds = (1 << len(self.agents).bit_length()) / HEARTBEATS
-        return min(seconds, RAREST) if seconds > QUICKEST else 0.0
+        """The least seconds between two heartbeats of an agent; 0: agents choose."""
+        return find_least_heartbeat(len(self.agents))
 
     @property
     def current_phase(self) -> Phase:
@@ -316,6 +314,14 @@ class Round(Struct, frozen=True):
 
 
 # ---- queries -------------------------------------------------------------------------------------
+
+
+def find_least_heartbeat(agents: int) -> float:
+    """Return the least seconds between two heartbeats of each of so many agents, so that those of a
+    large fleet do not keep the coordinator busy; 0: agents choose. It changes when a fleet doubles.
+    """
+    seconds = (1 << agents.bit_length()) / HEARTBEATS
+    return min(seconds, RAREST) if seconds > QUICKEST else 0.0
 
 
 def list_phase_tasks(r: Round) -> list[TaskState]:

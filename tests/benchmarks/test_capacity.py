@@ -113,12 +113,12 @@ def test_processors_are_seconds_of_a_round_in_the_hours_of_its_updates() -> None
 
 
 def test_heartbeats_may_need_gateways() -> None:
-    # every 15 s, 150 us of processor time: 10 processors for a million agents
-    needs = find_needs(replace(PLAN, heartbeat_us=150.0), LINES)
+    # every 120 s, 1,200 us of processor time: 10 processors for a million agents
+    needs = find_needs(replace(PLAN, heartbeat_us=1200.0), LINES)
     assert needs.heartbeat_cores == pytest.approx(10.0)
-    # (1 - 2 / 36,000) / (0.5 * 0.004 / 36,000 + 150e-6 / 15) = 99,441.9
+    # (1 - 2 / 36,000) / (0.5 * 0.004 / 36,000 + 1.2e-3 / 120) = 99,441.9
     assert (needs.fits, needs.most_connected, needs.least_devices_per_site) == (False, 99_441, 11)
-    sites = find_needs(replace(PLAN, heartbeat_us=150.0, devices_per_site=11), LINES)
+    sites = find_needs(replace(PLAN, heartbeat_us=1200.0, devices_per_site=11), LINES)
     assert (sites.fits, sites.connected, sites.participants) == (True, 90_910, 45_455)
 
 
@@ -132,7 +132,7 @@ def test_messages_and_bytes_are_counted_into_and_out_of_the_broker() -> None:
     traffic = find_needs(PLAN, LINES).traffic
     # 300,000 bytes are two chunks. From the agent: offer, two chunks, four heartbeats; to it: task,
     # two grants, receipt; each in and out. Out only: manifest and two chunks of the weights.
-    each, beats = 2 * (7 + 4) + 3, 1_000_000 / 15
+    each, beats = 2 * (7 + 4) + 3, 1_000_000 / 120
     assert traffic.heartbeats_per_second == pytest.approx(beats)
     assert traffic.messages_per_second == pytest.approx(500_000 * each / 36_000 + 2 * beats)
     assert traffic.messages_per_day == pytest.approx(2 * 500_000 * each + 2 * beats * 86_400)
@@ -147,7 +147,7 @@ def test_the_broker_needs_as_many_nodes_as_its_scarcest_limit_requires() -> None
         "messages": None,
         "processor time": 1,
     }
-    limited = replace(PLAN, node_connections=300_000, node_messages=100_000.0, node_cores=0.005)
+    limited = replace(PLAN, node_connections=300_000, node_messages=10_000.0, node_cores=0.005)
     assert find_needs(limited, LINES).nodes == {
         "connections": 4,
         "messages": 2,
@@ -159,7 +159,7 @@ def test_costs_are_those_of_stated_prices_only() -> None:
     assert find_needs(PLAN, LINES).total is None
     priced = replace(
         PLAN,
-        heartbeat_us=150.0,
+        heartbeat_us=1200.0,
         node_connections=300_000,
         price_core_hour=0.5,
         price_node_hour=2.0,
