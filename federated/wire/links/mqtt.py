@@ -341,7 +341,7 @@ class MqttLink:
         self._deliveries.put(Delivery(LINK_UP, b"resumed" if resumed else b""), force=True)
 
     def _on_disconnect(self, client: mqtt.Client, reason: ReasonCode) -> None:
-        if self._closed or not self._greeted:
+        if self._closed:
             return
         self._deliveries.put(Delivery(LINK_DOWN, str(reason).encode()), force=True)
         self._shut += 1

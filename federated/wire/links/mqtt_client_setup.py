@@ -72,7 +72,7 @@ class Handlers:
     """Callbacks in the network's thread, which must not raise nor wait for that thread."""
 
     on_connect: Callable[[mqtt.Client, bool], None] = ignore  # with whether the session was kept
-    on_disconnect: Callable[[mqtt.Client, ReasonCode], None] = ignore
+    on_disconnect: Callable[[mqtt.Client, ReasonCode], None] = ignore  # once it had connected
     on_message: Callable[[mqtt.MQTTMessage], None] = ignore
     on_publish: Callable[[ReasonCode], None] = ignore
     on_subscribe: Callable[[int, list[ReasonCode]], None] = ignore
@@ -123,6 +123,11 @@ class _FirstAnswer:
             self.max_packet = getattr(properties, "MaximumPacketSize", MAX_PACKET)
             self.received.set()
 
+    @property
+    def accepted(self) -> bool:
+        """True if the broker accepted the client."""
+        return self.reason is not None and not self.reason.is_failure
+
 
 def connect(setup: ClientSetup, *, timeout: float = 10.0, version: int | None = None) -> Greeting:
     """Connect a client, start its network thread, and let it reconnect by itself.
@@ -169,7 +174,7 @@ def _try(setup: ClientSetup, protocol: int, until: float, *, hurry: bool) -> Gre
         raise LinkError(connection_error_messages.explain(setup.address, error, timeout)) from error
     client.loop_start()
     answer.received.wait(min(HURRY if hurry else timeout, max(0.1, until - time.monotonic())))
-    if answer.reason is not None and not answer.reason.is_failure:
+    if answer.accepted:
         return Greeting(client, protocol, answer.max_packet)
     disconnect(client, protocol)
     raise _make_error(setup.address, answer.reason)
@@ -256,7 +261,8 @@ def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> Pah
     ) -> None:
         _draw_backoff(c)
         answer.set(None, properties)
-        handlers.on_disconnect(c, reason)
+        if answer.accepted:  # else the broker may lack this version of the protocol
+            handlers.on_disconnect(c, reason)
 
     client.on_connect = on_connect
     client.on_disconnect = on_disconnect

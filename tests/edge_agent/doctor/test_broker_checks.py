@@ -15,6 +15,7 @@ from edge_agent.access.broker_credentials import resolve_broker
 from federated.wire import envelope, messages
 from federated.wire.checks.check_result import format_check
 from federated.wire.link import CHUNK, OVERHEAD
+from federated.wire.links import mqtt_client_setup
 from federated.wire.links.catalogue import open_link
 from federated.wire.mqtt_address import add_credentials, format_url, parse_mqtt_address
 from tests.support.brokers import needs_mosquitto
@@ -180,11 +181,15 @@ def test_a_silent_coordinator_and_several_runs_are_reported(
     assert named["run"].state == "ok"
 
 
-def test_a_broker_with_the_older_protocol_is_checked_too(tmp_path: Path) -> None:
+def test_a_broker_with_the_older_protocol_is_checked_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (
         brokers.start(port=0, kind="embedded", directory=tmp_path) as broker,
         coordinating(broker.url, tmp_path),
     ):
+        # as in a process that tries MQTT 5 first
+        monkeypatch.setattr(mqtt_client_setup, "KNOWN_VERSIONS", {})
         found = check_broker(broker.address)
     assert "MQTT 3.1.1" in found["credentials"].found
     assert {name for name, state in states(found).items() if state != "ok"} == {"strangers"}, [
