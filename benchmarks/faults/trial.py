@@ -266,7 +266,7 @@ class Trial:
             ""
             if survived
             else f"unfinished after {time.monotonic() - self.started:.0f} s: "
-            f"{self.coordinator.tail(3)}"
+            f"{self.coordinator.tail(3)}{self.fleet.describe_refusals()}"
         )
         found = ReplayResult({}, 0, 0, equal=False)
         with contextlib.suppress(StoreError):

@@ -51,7 +51,9 @@ class Socket:
         )
         if (files := self.fleet.how.certificates.get(self.name)) is not None:
             client.tls_set(str(files[0]), str(files[1]))
-        client.on_connect = lambda c, u, flags, reason, p: self.on_connect(reason.is_failure)
+        client.on_connect = lambda c, u, flags, reason, p: self.on_connect(
+            str(reason) if reason.is_failure else ""
+        )
         client.on_message = lambda c, u, message: self.on_message(
             message.topic, bytes(message.payload)
         )
@@ -74,10 +76,13 @@ class Socket:
         except OSError:
             self.delay = min(3.0, self.delay * 1.5)
 
-    def on_connect(self, failed: bool) -> None:
-        if not failed:
-            self.up, self.delay = True, 0.5
-            self.agent.on_connect(self.fleet.run)
+    def on_connect(self, refused: str) -> None:
+        """Handle the broker's answer. refused: its reason; empty if it admits the agent."""
+        if refused:
+            self.agent.refused.append(f"the broker: {refused}")
+            return
+        self.up, self.delay = True, 0.5
+        self.agent.on_connect(self.fleet.run)
 
     def on_message(self, topic: str, payload: bytes) -> None:
         if not payload:
@@ -137,6 +142,11 @@ class RawFleet:
     @property
     def connected(self) -> int:
         return sum(one.client.is_connected() for one in self.sockets.values())
+
+    def describe_refusals(self) -> str:
+        """Return a line that says why agents were refused last; empty if none was."""
+        found = {agent.refused[-1] for agent in self.agents if agent.refused}
+        return f"\nrefused agents: {'; '.join(sorted(found))}" if found else ""
 
     def turn(self, timeout: float) -> None:
         """Handle messages that arrive within `timeout` seconds, and work that is due."""

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,12 @@ from benchmarks.faults.scenarios import (
 )
 from benchmarks.faults.trial import run_trial
 from benchmarks.generated_docs.fault_tables import list_faults
+from benchmarks.raw_agents.raw_agent import Raw
+from benchmarks.raw_agents.raw_fleet import RawFleet
 from coordinator.broker import local_broker as brokers
+from coordinator.broker.local_addresses import find_free_port
 from federated.errors import ConfigError
+from tests.support.brokers import needs_mosquitto, run_mosquitto
 
 # Kinds of faults that need real processes, links or disks. Schedules in virtual time try the others
 # thousands of times (see test_fault_schedules), and `python -m benchmarks faults` tries all.
@@ -263,6 +268,20 @@ def test_every_run_has_its_own_seed() -> None:
 
 def test_each_scenario_is_possible_on_a_kind_of_broker() -> None:
     assert {name for kind in KINDS for name in list_scenarios(kind)} == set(SCENARIOS)
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_a_lost_run_says_why_the_broker_refused_its_agents(tmp_path: Path) -> None:
+    port = find_free_port("127.0.0.1", 0)
+    lines = [f"listener {port} 127.0.0.1", "allow_anonymous false"]
+    with run_mosquitto(tmp_path / "closed.conf", lines, port):
+        fleet = RawFleet("run", ("a0", "a1"), ("127.0.0.1", port), Raw())
+        until = time.monotonic() + 30
+        while not fleet.describe_refusals() and time.monotonic() < until:
+            fleet.turn(0.02)
+        fleet.close()
+    assert fleet.describe_refusals() == "\nrefused agents: the broker: Not authorized"
 
 
 def scenario(name: str) -> object:

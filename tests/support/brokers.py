@@ -23,6 +23,7 @@ __all__ = [
     "open_limited",
     "open_websockets",
     "read_port",
+    "run_mosquitto",
 ]
 
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")

@@ -198,6 +198,8 @@ def _make_node(place: Place, index: int, nodes: Sequence[str], common: Mapping[s
             for number, host in enumerate(sorted({LOCAL, place.host}), 1)
         ),
         "mqtt.allow_anonymous = true",
+        # anonymous clients are its user guest, whom it otherwise admits from loopback only
+        "loopback_users = none",
         "cluster_formation.peer_discovery_backend = classic_config",
         *(
             f"cluster_formation.classic_config.nodes.{place} = {name}"
