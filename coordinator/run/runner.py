@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -165,7 +165,7 @@ def _announce(
     prepared: Prepared, fleet: MessageLoop, oversight: Oversight, options: RunOptions
 ) -> Result:
     """Announce the run and conduct it. When it ends, tell agents whether to wait for a coordinator
-    that resumes it.
+    that resumes it. Raises Superseded, and tells them nothing, if another one took over the run.
     """
     try:
         fleet.admit(Eligibility(prepared.config))
@@ -174,6 +174,10 @@ def _announce(
     except (LinkError, Superseded):
         raise
     except BaseException as error:
+        if isinstance(error, StoreError):
+            with suppress(StoreError):  # a removed lock is no other coordinator
+                # it fails to write what a standby replaced or removed meanwhile
+                prepared.store.check_lock()
         # after a full disk or an interrupt the run can be resumed, so agents wait
         if isinstance(error, EspalierError) and not isinstance(error, StoreError):
             fleet.dismiss(f"the run ended: {error}")

@@ -20,12 +20,15 @@ from coordinator.run.standby import check_standby, displace, wait_to_lead
 from coordinator.settings.config import Config
 from coordinator.settings.config_tables import Data
 from coordinator.settings.service_tables import Broker
-from coordinator.store import run_lock, run_store
+from coordinator.store import run_lock, run_store, tensor_files
 from coordinator.store.control_requests import Stopped
 from coordinator.store.journal import Base
 from coordinator.store.run_store import Store
 from federated.engine.aggregate import Total
 from federated.errors import StoreError, Superseded, UsageError
+from federated.wire import topics
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 
 def done(number: int, value: float = 0.0) -> RoundRecord:
@@ -295,3 +298,25 @@ def test_a_coordinator_that_stopped_in_a_write_changes_nothing_when_it_wakes_up(
         assert again.journal.resume(again.checkpoint_id) is not None
         again.close()
     pytest.fail("it never finishes")
+
+
+def test_a_coordinator_that_misses_a_file_which_a_standby_removed_leaves_the_run_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was suspended while it wrote the file. Agents still find the run."""
+    broker, later = MemoryBroker(), list[Store]()
+
+    def take_over(part: Path) -> None:
+        monkeypatch.undo()
+        displace(part.parent)
+        later.append(Store.open(tmp_path / "runs", RUN))
+
+    monkeypatch.setattr(tensor_files, "begin_sync", take_over)
+    with pytest.raises(Superseded, match=f"took over run '{RUN}'"):
+        federate(tmp_path, [Member("a", digits(0, 1))], {"train.steps": 1}, broker=broker)
+    later[0].close()
+    agent = MemoryLink(broker, "b")
+    agent.subscribe(topics.run(RUN))
+    card = agent.receive(0)
+    assert card is not None
+    assert card.payload
