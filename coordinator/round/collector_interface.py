@@ -13,7 +13,8 @@ from federated.wire.codecs.codec import Tensors
 
 __all__ = ["Collector", "Snapshot", "limit_size"]
 
-HEADER = 65_536  # bytes allowed for an update's header
+HEADER = 65_536  # bytes allowed for an update's header, without the classes that its device holds
+LABEL = 5  # bytes of a class in the header, at most
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,11 @@ class Snapshot:
 
 def limit_size(task: Task) -> int:
     """Return the maximum size of the task's update in bytes, compressed or not. No device sends
-    more tensors than it received, and no codec enlarges them.
+    more tensors than it received, and no codec enlarges them. With a vocabulary as classes, their
+    list may be longer than the rest of the header.
     """
-    return task.size + HEADER
+    labels = task.submodel.network.outputs if task.recipe.labels else 0
+    return task.size + HEADER + LABEL * labels
 
 
 class Collector(Protocol):
