@@ -18,7 +18,7 @@ from tests.support.small_tasks import perform_task, task, weights
 CLASSES = 100_000  # as many as words in the vocabulary of a text
 
 
-def test_an_update_may_name_every_class_of_a_large_vocabulary() -> None:
+def test_an_update_may_name_every_class_of_a_large_vocabulary():
     """The list of classes alone takes more than the rest of an update's header may."""
     (submodel,) = menu(network("mlp", (4,), CLASSES), (0.03125,), (1,))
     x, y = np.zeros((CLASSES, 4), np.float32), np.arange(CLASSES)
