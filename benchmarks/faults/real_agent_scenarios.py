@@ -155,20 +155,34 @@ def fill_agent_disk(trial: Trial) -> None:
 
 @dataclass
 class Gateway:
-    """A gateway with two devices, and the proxy of its uplink. process, proxy: exist once the
-    trial has begun.
+    """A gateway with two devices, and the proxies of its uplink.
+
+    process: exists once the trial has begun.
+    proxies: to the coordinator's HTTP server, if weights and updates travel over HTTP; once the
+        trial has begun, the last one is that to the broker.
     """
 
     trial: Trial
+    proxies: list[Proxy] = field(default_factory=list)
     port: int = field(default_factory=lambda: find_free_port("127.0.0.1", 0))
     devices: list[Process] = field(default_factory=list)
     process: Process = field(init=False)
-    proxy: Proxy = field(init=False)
+
+    def open_proxy(self, port: int) -> int:
+        """Return the port of a proxy of the uplink to a port of this machine."""
+        proxy = Proxy(("127.0.0.1", port))
+        self.trial.stack.callback(proxy.close)
+        self.proxies.append(proxy)
+        return proxy.port
+
+    def set_uplink(self, *, away: bool) -> None:
+        """Cut the uplink, or bring it back."""
+        for proxy in self.proxies:
+            proxy.away = away
 
     def begin(self) -> None:
         trial = self.trial
-        self.proxy = Proxy(("127.0.0.1", trial.broker.agent_port))
-        trial.stack.callback(self.proxy.close)
+        self.open_proxy(trial.broker.agent_port)
         self.process = Process(SITE, trial.folder, forked=trial.forked)
         trial.stack.callback(self.process.kill)
         self.start()
@@ -186,7 +200,7 @@ class Gateway:
 
     def start(self) -> None:
         """Start or restart the gateway, which starts the broker of the site."""
-        where = ["--broker", f"127.0.0.1:{self.proxy.port}", "--run", RUN, "--name", SITE]
+        where = ["--broker", f"127.0.0.1:{self.proxies[-1].port}", "--run", RUN, "--name", SITE]
         near = ["--port", str(self.port), "--min-devices", str(len(NAMES)), "--wait", "120"]
         spool = ["--spool", str(self.trial.folder / "spool" / SITE)]
         self.process.start(python_command("coordinator.gateway", *where, *near, *spool))
@@ -209,6 +223,11 @@ def use_gateway(trial: Trial) -> Gateway:
     """Make the trial start a gateway with two devices as its only agent."""
     gateway = Gateway(trial)
     trial.names, trial.real, trial.settings = (SITE,), gateway.train, SETTINGS
+    if trial.kind == CLUSTER:
+        port = find_free_port("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{gateway.open_proxy(port)}"
+        addresses = {"http.listen": f"127.0.0.1:{port}", "http.url": url}
+        trial.settings = {**SETTINGS, **HTTP, **addresses}
     trial.after_begin.append(gateway.begin)
     return gateway
 
@@ -235,12 +254,12 @@ def cut_uplink(trial: Trial) -> None:
 
     def cause_fault() -> None:
         combined, until = gateway.process.count(COMBINED), time.monotonic() + 5.0
-        gateway.proxy.away = True
+        gateway.set_uplink(away=True)
         trial.record_fault()
 
         def mend() -> None:
             if gateway.process.count(COMBINED) > combined or time.monotonic() > until:
-                gateway.proxy.away = False
+                gateway.set_uplink(away=False)
 
         trial.each_turn.append(mend)
 
