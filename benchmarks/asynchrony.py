@@ -22,7 +22,7 @@ import click
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.run_store import Store
-from federated.runtime.console import FORMAT, Say, print_result, report_errors, speaker
+from federated.runtime.console import FORMAT, FiniteRange, Say, print_result, report_errors, speaker
 
 __all__ = ["Course", "command", "compare", "find_time", "run_mode"]
 
@@ -169,7 +169,7 @@ def format_table(rows: Sequence[Row]) -> list[str]:
 @click.command("async")
 @click.option(
     "--unit",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.005,
     show_default=True,
     metavar="SECONDS",

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,9 @@ import click
 from benchmarks.capacity.estimate import Estimate, format_estimate, list_doubts
 from benchmarks.capacity.measured_points import fit_lines, read_points
 from benchmarks.capacity.needs import FleetPlan, find_needs
-from federated.runtime.console import FORMAT, print_result, report_errors
+from federated.runtime.console import FORMAT, FiniteRange, print_result, report_errors
 
 __all__ = ["command"]
-
-
-class FiniteRange(click.FloatRange):
-    """A range that contains neither infinity nor NaN, which no comparison excludes."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"expected a finite number, found {value}", param, ctx)
-        return found
 
 
 COUNT = click.IntRange(min=1)

@@ -11,7 +11,7 @@ import click
 
 from coordinator.cli.options import RUNS, print_errors
 from federated.errors import ExportError
-from federated.runtime.console import FORMAT, print_result, speaker
+from federated.runtime.console import FORMAT, FiniteRange, print_result, speaker
 
 __all__ = ["release"]
 
@@ -61,7 +61,7 @@ __all__ = ["release"]
 )
 @click.option(
     "--wait",
-    type=float,
+    type=FiniteRange(min=0),
     metavar="SECONDS",
     help="time to wait for reports of agents  [default: 60 with --canary, else 15; returns as "
     "soon as all agents that serve have reported]",

@@ -15,7 +15,7 @@ from coordinator.phones.defaults import ADDRESS as PHONES
 from coordinator.store.run_lock import LEASE, SHORTEST
 from coordinator.web.defaults import ADDRESS
 from federated.errors import UsageError
-from federated.runtime.console import FORMAT, print_result, speaker
+from federated.runtime.console import FORMAT, FiniteRange, print_result, speaker
 from federated.runtime.torch_import import pause_collection
 
 __all__ = ["start"]
@@ -112,7 +112,7 @@ __all__ = ["start"]
     "--standby",
     is_flag=False,
     flag_value=LEASE,
-    type=click.FloatRange(min=SHORTEST),
+    type=FiniteRange(min=SHORTEST),
     metavar="[SECONDS]",
     help="wait until the run called --name has no coordinator, or its coordinator gave no sign of "
     f"life for this time (by default {LEASE:g} s), then resume it; both share the folder --runs "

@@ -9,7 +9,7 @@ import click
 
 from coordinator.cli.options import RUNS, print_answer, print_errors
 from federated.errors import StoreError
-from federated.runtime.console import FORMAT
+from federated.runtime.console import FORMAT, FiniteRange
 
 __all__ = ["stop"]
 
@@ -21,7 +21,7 @@ __all__ = ["stop"]
 )
 @click.option(
     "--wait",
-    type=click.FloatRange(0),
+    type=FiniteRange(min=0),
     default=0.0,
     metavar="SECONDS",
     help="time to wait until the run has stopped  [default: do not wait]",

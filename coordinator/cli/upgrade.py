@@ -11,7 +11,7 @@ import click
 
 from coordinator.cli.options import RUNS, print_errors
 from federated.errors import ExportError
-from federated.runtime.console import FORMAT, print_result, speaker
+from federated.runtime.console import FORMAT, FiniteRange, print_result, speaker
 
 __all__ = ["upgrade"]
 
@@ -55,7 +55,7 @@ __all__ = ["upgrade"]
 @click.option("--status", is_flag=True, help="only show what is wanted, and what devices report")
 @click.option(
     "--wait",
-    type=float,
+    type=FiniteRange(min=0),
     metavar="SECONDS",
     help="time for the devices of a canary to install it and to answer a task  [default: 7200]",
 )

@@ -16,7 +16,7 @@ from edge_agent.cli.flags import LABEL, RUN
 from edge_agent.device.state_folder import IN_HOME
 from federated.errors import UsageError
 from federated.install_command import NAME
-from federated.runtime.console import FORMAT, Say, report_errors, speaker
+from federated.runtime.console import FORMAT, FiniteRange, Say, report_errors, speaker
 from federated.runtime.logs import configure, log_options
 from federated.runtime.unit_formatting import format_count
 
@@ -110,7 +110,7 @@ def log_to_stderr(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--wait",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=600.0,
     show_default=True,
     metavar="SECONDS",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,18 @@ import click
 from edge_agent.cli.option_values import split_words
 from federated.defaults import MODEL
 from federated.errors import UsageError
-from federated.runtime.console import FORMAT, report_errors, speaker
+from federated.runtime.console import FORMAT, FiniteRange, report_errors, speaker
 
 __all__ = ["bench"]
 
 PATH = click.Path(path_type=Path, dir_okay=False)
+
+
+def parse_number(word: str) -> float:
+    """Return a finite number. Raises ValueError."""
+    if not math.isfinite(number := float(word)):
+        raise ValueError(word)
+    return number
 
 
 def parse_list(
@@ -40,7 +48,7 @@ def parse_list(
 
 
 INTEGERS = parse_list(int, "whole numbers")
-NUMBERS = parse_list(float, "numbers")
+NUMBERS = parse_list(parse_number, "finite numbers")
 WORDS = parse_list(str, "words")
 
 
@@ -119,7 +127,7 @@ WORDS = parse_list(str, "words")
 )
 @click.option(
     "--limit-cpus",
-    type=float,
+    type=FiniteRange(min=0, min_open=True),
     metavar="X",
     help="number of processors that each row may use, such as 1.5",
 )
@@ -138,7 +146,7 @@ WORDS = parse_list(str, "words")
 )
 @click.option(
     "--fail-above",
-    type=float,
+    type=FiniteRange(min=0, min_open=True),
     metavar="X",
     help="exit with 1 if a row takes more than X times as long as in --compare",
 )

@@ -9,7 +9,7 @@ import click
 
 from edge_agent.cli.flags import RUN, STORE, WAIT_FOR_RELEASE, own_data, print_errors
 from federated.errors import UsageError
-from federated.runtime.console import FORMAT, speaker
+from federated.runtime.console import FORMAT, FiniteRange, speaker
 
 __all__ = ["finetune"]
 
@@ -66,7 +66,7 @@ __all__ = ["finetune"]
 )
 @click.option(
     "--lr",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=FiniteRange(0, 100, min_open=True),
     default=0.01,
     show_default=True,
     metavar="RATE",

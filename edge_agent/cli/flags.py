@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from federated.defaults import PARTITION, SEED
-from federated.runtime.console import report_errors
+from federated.runtime.console import FiniteRange, report_errors
 
 __all__ = [
     "DATA_ROOT",
@@ -34,7 +34,7 @@ LABEL = click.option(
 )
 LIMIT_CPUS = click.option(
     "--limit-cpus",
-    type=float,
+    type=FiniteRange(min=0, min_open=True),
     metavar="X",
     help="number of processors that training may use, such as 1.5",
 )
@@ -59,7 +59,7 @@ STORE = click.option(
 )
 WAIT_FOR_RELEASE = click.option(
     "--wait",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

@@ -24,7 +24,7 @@ from edge_agent.device.state_folder import IN_HOME, SPOOL
 from federated.defaults import METHOD
 from federated.device.trainers.catalogue import AUTO, DEFAULT, TRAINERS
 from federated.errors import UsageError
-from federated.runtime.console import FORMAT, Say, speaker
+from federated.runtime.console import FORMAT, FiniteRange, Say, speaker
 from federated.runtime.logs import log_options
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ UNENROLLED = (
 )
 @click.option(
     "--watts",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="WATTS",
     help="power of this device while it trains  [default: measured, if it has a sensor]",
 )
@@ -128,7 +128,7 @@ UNENROLLED = (
 )
 @click.option(
     "--wait",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=600.0,
     show_default=True,
     metavar="SECONDS",

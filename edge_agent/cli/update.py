@@ -8,7 +8,7 @@ import click
 
 from edge_agent.cli.flags import print_errors
 from federated.errors import UsageError
-from federated.runtime.console import FORMAT, print_result, speaker
+from federated.runtime.console import FORMAT, FiniteRange, print_result, speaker
 
 __all__ = ["update"]
 
@@ -43,7 +43,7 @@ __all__ = ["update"]
 )
 @click.option(
     "--wait",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     default=300.0,
     show_default=True,
     metavar="SECONDS",

@@ -5,6 +5,7 @@ lines of the project.
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ from federated.safe_text import make_lines_safe
 
 __all__ = [
     "FORMAT",
+    "FiniteRange",
     "LazyCommand",
     "LazyGroup",
     "Say",
@@ -44,6 +46,18 @@ FORMAT = click.option(
     show_default=True,
     help="format of the result; json: one line at the end",
 )
+
+
+class FiniteRange(click.FloatRange):
+    """A range that contains neither infinity nor NaN, which no comparison excludes. The type of all
+    options that are numbers, but settings of a run, which are checked with all others.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"expected a finite number, found {value}", param, ctx)
+        return found
 
 
 def speaker(form: str) -> Say:

@@ -181,7 +181,7 @@ def test_unwritable_file_keeps_the_rows(tmp_path: Path, monkeypatch: pytest.Monk
         (
             ("--fail-above", "nan", "--compare", "old.json", PICTURE),
             2,
-            "--fail-above: expected a ratio above 0",
+            "'--fail-above': expected a finite number, found nan",
         ),
         (("--threads", "1,1", PICTURE), 2, "each number once"),
         (("--batch", "1", PICTURE), 2, "--batch: expected at least 2"),

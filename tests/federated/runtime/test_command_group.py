@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -13,6 +15,8 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import main as benchmarks
 from coordinator.cli import main as coordinator
+from coordinator.cli.options import ConfigOption
+from coordinator.gateway.command import main as gateway
 from edge_agent.cli import main as edge_agent
 from federated.runtime.console import LazyCommand, LazyGroup
 
@@ -125,3 +129,40 @@ def test_shell_completion_loads_neither_torch_nor_numpy(
         check=True,
     )
     assert found in done.stdout.splitlines()
+
+
+def list_numbers(command: click.Command, path: str) -> Iterator[tuple[str, click.Parameter]]:
+    """Yield every option that is a number with a fraction, with the words of its command."""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from list_numbers(found, f"{path} {name}")
+    for one in command.params:
+        if isinstance(one.type, type(click.FLOAT)) and not isinstance(one, ConfigOption):
+            yield f"{path} {one.opts[0]}", one  # settings of a run are checked as a whole
+
+
+def test_every_option_that_is_a_number_refuses_nan_and_infinity() -> None:
+    mains = {"coordinator": coordinator.main, "edge-agent": edge_agent.main, "gateway": gateway}
+    found = {
+        path: one
+        for name, main in {**mains, "benchmarks": benchmarks}.items()
+        for path, one in list_numbers(main, name)
+    }
+    assert {"edge-agent join --wait", "coordinator stop --wait", "gateway --wait"} <= found.keys()
+    accepted = list[str]()
+    for path, one in found.items():
+        for text in ("nan", "inf"):
+            with suppress(click.BadParameter):
+                accepted.append(f"{path} {one.type.convert(text, one, None)}")
+    assert not accepted
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_a_usage_error(value: str) -> None:
+    done = CliRunner().invoke(edge_agent.main, ["join", "--broker", "h", "--wait", value])
+    assert done.exit_code == 2
+    assert "--wait" in done.output
+    assert value in done.output
