@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.access.certificate_registry import REGISTRY, Registry
 from coordinator.access.enrolment_list import Device, parse_names, parse_runs, write_tokens
-from coordinator.access.run_rights import Subject, list_excluded, list_limits, set_right
+from coordinator.access.run_rights import Subject, list_excluded, list_limits, list_runs, set_right
 from coordinator.audit_log import Actor
 from coordinator.broker.local_addresses import find_own_address
 from coordinator.settings.service_tables import Broker
@@ -37,6 +37,7 @@ __all__ = [
     "open_authority",
     "read_excluded",
     "read_limits",
+    "read_runs",
     "register_devices",
     "revoke_agents",
 ]
@@ -180,6 +181,14 @@ def check_subjects(registry: Registry, subjects: Iterable[Subject]) -> None:
         if one not in known:
             names = (other.name for other in known if other.kind == one.kind)
             raise Unknown(one.kind, one.name, names)
+
+
+def read_runs(wanted: Broker) -> list[str]:
+    """Return the runs that used the authority, or that any device or group was granted. Raises as
+    `open_authority`.
+    """
+    with closing(open_authority(wanted, create=False)) as authority:
+        return list_runs(authority.registry)
 
 
 def read_limits(wanted: Broker) -> dict[Subject, tuple[str, ...]]:

@@ -19,6 +19,7 @@ __all__ = [
     "list_excluded",
     "list_exclusions",
     "list_limits",
+    "list_runs",
     "set_right",
 ]
 
@@ -75,6 +76,12 @@ def add_run(registry: Registry, run: str) -> None:
         registry.change("insert or ignore into runs values (?)", run)
 
 
+def list_runs(registry: Registry) -> list[str]:
+    """Return the runs that used this authority, or that any device or group was granted."""
+    found = registry.read("select name from runs union select run from rights where run <> ''")
+    return sorted(run for (run,) in found)
+
+
 def list_limits(registry: Registry) -> dict[Subject, tuple[str, ...]]:
     """Return the runs of all devices and groups that have a limit of their own."""
     found: dict[Subject, tuple[str, ...]] = {}
@@ -93,9 +100,8 @@ def list_exclusions(registry: Registry) -> dict[str, tuple[str, ...]]:
     """Return the runs in which each device may not take part: among those that used this authority
     or that any device or group was granted.
     """
-    runs = registry.read("select name from runs union select run from rights where run <> ''")
     found: dict[str, tuple[str, ...]] = {}
-    for (run,) in sorted(runs):
+    for run in list_runs(registry):
         for name in list_excluded(registry, run):
             found[name] = (*found.get(name, ()), run)
     return found

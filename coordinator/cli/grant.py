@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from coordinator.cli.options import PKI, print_errors
-from federated.errors import UsageError
+from federated.errors import Unknown, UsageError
 from federated.runtime.console import FORMAT, print_result
 
 if TYPE_CHECKING:
     from coordinator.access.run_rights import Subject
 
 __all__ = ["grant"]
+
+UNUSED = "no run of this name used this certificate authority yet"
 
 
 @click.command()
@@ -37,7 +39,7 @@ def grant(
     """
     form, off, every = more["form"], more["off"], more["every_run"]
     with print_errors("grant"):
-        from coordinator.access.configured_authority import change_rights, read_limits
+        from coordinator.access.configured_authority import change_rights, read_limits, read_runs
         from coordinator.access.run_rights import Subject
         from coordinator.settings.service_tables import Broker
 
@@ -50,7 +52,11 @@ def grant(
             return
         if (run is None) != every or (off and every):
             raise UsageError("expected either --run RUN or --every-run; --off needs --run")
+        known = read_runs(Broker(pki=pki))
         print_rights(change_rights(Broker(pki=pki), subjects, run, withdraw=off), form)
+        if run is not None and run not in known:
+            hint = UNUSED if off else f"{UNUSED}: if the name is wrong, withdraw it with --off"
+            click.echo(f"warning: {Unknown('run', run, known, hint)}", err=True)
 
 
 def print_rights(rights: dict[Subject, tuple[str, ...] | None], form: str) -> None:

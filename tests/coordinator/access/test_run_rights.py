@@ -123,6 +123,21 @@ def test_a_device_is_enrolled_for_named_runs_and_its_rights_change_later(tmp_pat
     ]
 
 
+def test_a_run_that_never_used_the_authority_is_granted_with_a_warning(tmp_path: Path) -> None:
+    command(tmp_path, "enroll", "pi", "--host", "h", "--run", "harvest")
+    mistyped = command(tmp_path, "grant", "pi", "--run", "harvst")
+    assert mistyped.stdout == "pi: harvest, harvst\n"
+    assert "unknown run 'harvst'; did you mean harvest?" in mistyped.stderr
+    assert command(tmp_path, "grant", "pi", "--run", "harvst", "--off").stderr == ""
+    assert (
+        "unknown run 'harvst'"
+        in command(tmp_path, "grant", "pi", "--run", "harvst", "--off").stderr
+    )
+    with closing(Authority(tmp_path / "pki")) as authority:
+        add_run(authority.registry, "next")
+    assert command(tmp_path, "grant", "pi", "--run", "next").stderr == ""
+
+
 def test_a_list_names_the_runs_of_its_devices(tmp_path: Path) -> None:
     (tmp_path / "names.csv").write_text("name,runs\npi,r s\npad,\n")
     words = "--from", str(tmp_path / "names.csv"), "--out", str(tmp_path / "tokens.csv")
