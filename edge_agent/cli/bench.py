@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from edge_agent.cli.flags import CPUS
 from edge_agent.cli.option_values import split_words
 from federated.defaults import MODEL
 from federated.errors import UsageError
@@ -127,7 +128,7 @@ WORDS = parse_list(str, "words")
 )
 @click.option(
     "--limit-cpus",
-    type=FiniteRange(min=0, min_open=True),
+    type=CPUS,
     metavar="X",
     help="number of processors that each row may use, such as 1.5",
 )

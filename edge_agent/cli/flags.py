@@ -13,6 +13,7 @@ from federated.defaults import PARTITION, SEED
 from federated.runtime.console import FiniteRange, report_errors
 
 __all__ = [
+    "CPUS",
     "DATA_ROOT",
     "DEVICE",
     "LABEL",
@@ -32,9 +33,10 @@ LABEL = click.option(
     multiple=True,
     help="label of this device, which a run can select; may be repeated",
 )
+CPUS = FiniteRange(min=0.01, max=4096)  # that a process may use
 LIMIT_CPUS = click.option(
     "--limit-cpus",
-    type=FiniteRange(min=0, min_open=True),
+    type=CPUS,
     metavar="X",
     help="number of processors that training may use, such as 1.5",
 )

@@ -62,10 +62,6 @@ class Limits:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        if self.cpus is not None and not 0.01 <= self.cpus <= 4096:
-            raise UsageError(
-                f"--limit-cpus: expected a number from 0.01 to 4096, found {self.cpus}"
-            )
         if self.memory is not None and self.memory > MOST:
             raise UsageError(
                 f"--limit-memory: expected at most 1024 TiB, found {self.memory / 2**40:.6g} TiB"

@@ -148,7 +148,6 @@ def test_default_families_that_do_not_fit_the_data_are_skipped(
         (["--runtime", "tf"], 2, "unknown runtime 'tf'; known: onnx, torch"),
         (["--label", "a b"], 2, "--label: expected 1 to 64 letters"),
         (["--out", "no-such-folder/x.json"], 3, "the folder no-such-folder does not exist"),
-        (["--limit-cpus", "0"], 2, "--limit-cpus: expected"),
         (
             ["--limit-memory", "70MB"],
             3,

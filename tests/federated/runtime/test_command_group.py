@@ -160,9 +160,18 @@ def test_every_option_that_is_a_number_refuses_nan_and_infinity() -> None:
     assert not accepted
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_a_number_that_is_not_finite_is_a_usage_error(value: str) -> None:
-    done = CliRunner().invoke(edge_agent.main, ["join", "--broker", "h", "--wait", value])
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--wait", "nan", "expected a finite number, found nan"),
+        ("--wait", "inf", "expected a finite number, found inf"),
+        ("--limit-cpus", "0", "0.01<=x<=4096"),
+    ],
+)
+def test_a_number_outside_its_range_is_a_usage_error(
+    option: str, value: str, expected: str
+) -> None:
+    done = CliRunner().invoke(edge_agent.main, ["join", "--broker", "h", option, value])
     assert done.exit_code == 2
-    assert "--wait" in done.output
-    assert value in done.output
+    assert f"'{option}'" in done.output
+    assert expected in done.output
