@@ -49,7 +49,11 @@ __all__ = ["update"]
     metavar="SECONDS",
     help="time for the restarted agent to join",
 )
-@click.option("--rollback", is_flag=True, help="return to the previous environment")
+@click.option(
+    "--rollback",
+    is_flag=True,
+    help="return to the previous environment, unless this device left it before",
+)
 @click.option(
     "--wanted",
     is_flag=True,

@@ -141,17 +141,25 @@ class Environments:
     # ---- refusals --------------------------------------------------------------------------------
 
     def read_refused(self) -> dict[str, str]:
-        """Return the versions that `edge-agent update --wanted` leaves out, and why."""
+        """Return the versions that `edge-agent update --wanted` leaves out, and why. `--rollback`
+        returns to none of them.
+        """
         try:
             return msgspec.json.decode((self.root / REFUSED).read_bytes(), type=dict[str, str])
         except (OSError, msgspec.MsgspecError):
             return {}
 
     def refuse(self, version: str, reason: str) -> None:
-        """Record that this device leaves out a version. Raises OSError."""
+        """Record that this device left a version, or did not take it. Raises OSError."""
         others = {name: why for name, why in self.read_refused().items() if name != version}
         kept = dict(list(others.items())[1 - MOST_REFUSED :])
         atomic_files.write(self.root / REFUSED, msgspec.json.encode({**kept, version: reason}))
+
+    def accept(self, version: str) -> None:
+        """Forget that this device left a version. Raises OSError."""
+        known = self.read_refused()
+        if known.pop(version, None) is not None:
+            atomic_files.write(self.root / REFUSED, msgspec.json.encode(known))
 
 
 def find_environments() -> Environments:

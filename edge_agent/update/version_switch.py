@@ -4,6 +4,7 @@ if its agent does not join.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -67,6 +68,7 @@ def update(request: UpdateRequest, say: Say) -> dict[str, str]:
                 remove_start()
             places.begin_trial(new)
             places.switch(new)
+            places.accept(new.name)
             places.tidy(say)
         say(f"switched from {base.name} to {new.name}")
         if request.unit:
@@ -79,17 +81,20 @@ def update(request: UpdateRequest, say: Say) -> dict[str, str]:
 def install(
     places: Environments, base: Path, request: UpdateRequest, user: ServiceUser, say: Say
 ) -> Path:
-    """Install the requested version beside the current one, check it, and return its folder. After
-    an error nothing of it remains.
+    """Install the requested version beside the current one, unless it is the previous one, check
+    it, and return its folder. After an error nothing of a new one remains.
     """
     try:
         wheel = stage_wheel(request.source, request.sha256, places.root, request.index)
         new = choose_folder(places, wheel)
+        installed = new.exists()
         try:
-            build_environment(wheel, new, base, request.requirements, say)
+            if not installed:
+                build_environment(wheel, new, base, request.requirements, say)
             check_environment(new, wheel.version, request.device, user, say)
         except BaseException:
-            shutil.rmtree(new, ignore_errors=True)
+            if not installed:
+                shutil.rmtree(new, ignore_errors=True)
             raise
     except BaseException:
         say(f"nothing was changed: {base.name} is still the current environment")
@@ -100,15 +105,13 @@ def install(
 
 
 def choose_folder(places: Environments, wheel: StagedWheel) -> Path:
-    """Return the folder of the new environment. Raises UsageError if it is installed already."""
+    """Return the folder of the new environment, which may be the previous one. Raises UsageError if
+    it is the current one.
+    """
     new = places.root / wheel.folder_name
     if new == places.current:
         raise UsageError(f"{new.name} is the current environment already")
-    if new == places.previous:
-        raise UsageError(
-            f"{new.name} is the previous environment: edge-agent update --rollback returns to it"
-        )
-    if new.exists():
+    if new.exists() and new != places.previous:
         raise StoreError(f"{new} exists, and no update made it: move it elsewhere")
     return new
 
@@ -133,6 +136,8 @@ def restart_or_return(
         say(f"the agent of {new.name} {reached}")
         return
     back, _ = places.roll_back()
+    with contextlib.suppress(OSError):  # a full disk must not prevent the restart
+        places.refuse(new.name, reason)
     problem = f"went back from {new.name} to {back.name}: {reason}"
     try:
         restart(request.unit)
@@ -176,11 +181,18 @@ def wait_for_join(environment: Path, seconds: float, user: ServiceUser) -> str:
 
 def go_back(device: Device, unit: str, say: Say) -> dict[str, str]:
     """Return to the previous environment, and restart the service if one is named. The version that
-    was left is not installed again as a wanted one. Raises UsageError, ConfigError, StoreError.
+    was left is not installed again as a wanted one, and this does not return to it. Raises
+    UsageError, ConfigError, StoreError.
     """
     find_service_user(device.user)
     places = find_environments()
     with hold_lock(places.root):
+        back = places.previous
+        if back is not None and (why := places.read_refused().get(back.name)) is not None:
+            raise UsageError(
+                f"there is no earlier environment to go back to: this device left {back.name} "
+                f"before ({why}); to return to it, install it again with edge-agent update"
+            )
         old = return_to_previous(places, unit, say)
         with explain_os_errors(StoreError, f"cannot write to {places.root}"):
             places.refuse(old.name, "its owner went back")

@@ -89,6 +89,15 @@ def test_going_back_exchanges_both_environments(places: Environments) -> None:
     assert places.current == places.root / "a"
 
 
+def test_going_back_twice_does_not_return_to_what_was_left(places: Environments) -> None:
+    go_back(Device(), "", ignore)
+    with pytest.raises(UsageError, match=r"left b before \(its owner went back\)"):
+        go_back(Device(), "", ignore)
+    assert name_links(places) == ("a", "b")
+    places.accept("b")  # as when it is installed again
+    assert go_back(Device(), "", ignore) == {"current": "b", "previous": "a"}
+
+
 def test_an_environment_that_does_not_join_is_left_after_some_starts(places: Environments) -> None:
     places.begin_trial(places.root / "b")
     for _ in range(MOST_STARTS):

@@ -36,8 +36,12 @@ def test_an_update_is_checked_switched_to_and_undone(
     assert (code, "is the current environment already" in said) == (2, True)
     assert board.run("update", "--rollback").returncode == 0
     assert board.read_version() == FIRST
+    again = board.run("update", "--rollback")
+    assert (again.returncode, "no earlier environment" in again.stderr) == (2, True), again.stderr
+    assert board.read_version() == FIRST
     code, said = board.update(second)
-    assert (code, "update --rollback returns to it" in said) == (2, True)
+    assert (code, "passed its checks" in said) == (0, True), said
+    assert board.read_version() == SECOND
     assert board.update(third)[0] == 0
     assert board.read_version() == "9.3.0"
     assert len(board.list_environments()) == 2, "the oldest one is removed"
