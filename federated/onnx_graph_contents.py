@@ -7,6 +7,9 @@ graph, or from the working folder of the process if the graph is given as bytes.
 just enough of the graph's protobuf encoding to find them: `onnx` is not installed on devices. No
 operator of ONNX itself names a file. `EPContext` does: it holds what an execution provider such as
 TensorRT compiled, or the path of its file.
+
+ONNX Runtime also reads a format of its own, which it recognises by four bytes. A file can be such a
+graph and harmless protobuf at once, so a file with these bytes is refused.
 """
 
 from __future__ import annotations
@@ -43,11 +46,12 @@ OPERATOR, DOMAIN = 4, 7  # fields of a node
 COMPILED = "EPContext"
 STANDARD = (b"", b"ai.onnx")  # names of ONNX's own domain
 VARINT, LONG, BYTES, SHORT = 0, 1, 2, 5  # types of fields on the wire
+RUNTIME_FORMAT = b"ORTM"  # from the fifth byte on: a graph in ONNX Runtime's own format
 
 
 def list_external_files(model: bytes) -> list[str]:
     """Return the names of the files that hold weights of a graph; an empty name if a tensor is
-    external without one. ValueError: the bytes are not protobuf.
+    external without one. ValueError: the bytes are no ONNX file.
     """
     tensors = _list_messages(model, "tensor")
     return list(dict.fromkeys(name for tensor in tensors for name in _read_tensor(tensor)))
@@ -55,7 +59,7 @@ def list_external_files(model: bytes) -> list[str]:
 
 def list_operators(model: bytes) -> list[tuple[str, str]]:
     """Return the domain and the name of each operator of a graph, ONNX's own domain as "".
-    ValueError: the bytes are not protobuf.
+    ValueError: the bytes are no ONNX file.
     """
     found = dict[tuple[str, str], None]()
     for node in _list_messages(model, "node"):
@@ -73,7 +77,7 @@ def list_operators(model: bytes) -> list[tuple[str, str]]:
 
 def list_foreign_operators(model: bytes) -> list[str]:
     """Return the operators of a graph that are not ONNX's own, as DOMAIN:NAME, and `EPContext` of
-    any domain. ValueError: the bytes are not protobuf.
+    any domain. ValueError: the bytes are no ONNX file.
     """
     return [
         f"{domain}:{name}" for domain, name in list_operators(model) if domain or name == COMPILED
@@ -124,7 +128,11 @@ def _list_files(name: str, model: bytes) -> list[str]:
 
 
 def _list_messages(model: bytes, wanted: str) -> Iterator[memoryview]:
-    """Yield every message of a kind, wherever it is nested. ValueError: not protobuf."""
+    """Yield every message of a kind, wherever it is nested. ValueError: not protobuf, or what the
+    runtime would read as another format.
+    """
+    if model[4:8] == RUNTIME_FORMAT:
+        raise ValueError("it is a graph in ONNX Runtime's own format")
     waiting = [("model", memoryview(model))]
     while waiting:
         kind, data = waiting.pop()

@@ -198,6 +198,16 @@ def test_a_release_has_no_operators_of_other_domains(tmp_path: Path) -> None:
     check_runs(tmp_path / "toy.onnx", "cpu")
 
 
+def test_a_graph_in_the_runtimes_own_format_is_refused(tmp_path: Path) -> None:
+    """It is protobuf, too, in which nothing is found."""
+    from tests.support.runtime_graphs import disguise  # needs onnx
+
+    (tmp_path / "toy.onnx").write_bytes(disguise(onnx.load(TOY), tmp_path))
+    for check in (load, lambda path: Graph(path, "cpu", 1)):
+        with pytest.raises(ExportError, match=r"toy\.onnx: .* in ONNX Runtime's own format"):
+            check(tmp_path / "toy.onnx")
+
+
 @pytest.mark.parametrize("data", [b"\xff" * 30, b"\x3a\xff\x01ab", b"\x0b\x00", b"\x3a"])
 def test_bytes_that_are_no_graph_are_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "odd.onnx").write_bytes(data)

@@ -19,6 +19,8 @@ test("a browser runs the operators that other devices run", async () => {
 test("a file that is not the one that the task names, or no ONNX file, is refused", async () => {
   const data = Uint8Array.of(0x0f, 1, 2);
   assert.throws(() => readOnnx(data), /unknown type|cut short/);
+  const other = Uint8Array.of(0x78, 0, 0x01, 0, ...Buffer.from("ORTM"), 0, 0, 0); // also protobuf
+  assert.throws(() => readOnnx(other), /ONNX Runtime's own format/);
   const file = { kind: "step", digest: "0".repeat(64), data };
   await assert.rejects(Graph.load(file, "w1"), /its file is damaged/);
 });

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from federated.device.trainers import graph_checks
-from federated.device.trainers.graph_checks import OPERATORS, load_graph
+from federated.device.trainers.graph_checks import OPERATORS, load_graph, refuse_contents
 from federated.errors import Refused
 from tests.support.handmade_graphs import INPUTS, make_model, make_node, write_graph
+from tests.support.runtime_graphs import disguise
 from tests.support.small_tasks import BARE
 
 
@@ -140,6 +142,14 @@ def test_bytes_that_are_no_graph_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(Refused, match="not a valid ONNX file"):
         load(tmp_path, Junk())
+
+
+def test_a_graph_in_the_runtimes_own_format_is_refused(tmp_path: Path) -> None:
+    """As protobuf, it has no operators. The runtime would draw random numbers."""
+    data = disguise(make_model(nodes=[make_node("RandomNormal", [], ["r"], shape=[1])]), tmp_path)
+    onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    with pytest.raises(Refused, match="it is a graph in ONNX Runtime's own format"):
+        refuse_contents("a graph", data)
 
 
 def test_a_file_beyond_the_limit_is_not_read(

@@ -15,6 +15,8 @@ const MESSAGES: Record<string, Record<number, string>> = {
 };
 const EXTERNAL_DATA = 13;
 const DATA_LOCATION = 14;
+// from the fifth byte on: a graph in ONNX Runtime's own format, which may be protobuf, too
+const RUNTIME_FORMAT = "ORTM";
 
 /** What a file contains. operators: DOMAIN:NAME, ONNX's own without a domain. */
 export interface OnnxContents {
@@ -23,8 +25,9 @@ export interface OnnxContents {
   external: boolean;
 }
 
-/** Throws an Error for bytes that are not protobuf. */
+/** Throws an Error for bytes that are not protobuf, or that the runtime would read as another format. */
 export function readOnnx(data: Uint8Array): OnnxContents {
+  if (decodeText(data.subarray(4, 8)) === RUNTIME_FORMAT) throw new Error("it is a graph in ONNX Runtime's own format");
   const found: OnnxContents = { properties: new Map(), operators: new Set(), external: false };
   const waiting: [string, Uint8Array][] = [["model", data]];
   for (let next = waiting.pop(); next; next = waiting.pop()) {
