@@ -130,16 +130,14 @@ def check_private(path: Path) -> None:
 
 
 def write_pair(path: Path, pair: Pair) -> None:
-    """Write a certificate and its key. The folder is private already, so the key is never exposed
-    before the mode of its file is set.
-    """
+    """Write a certificate and its key."""
     form = serialization.PrivateFormat.PKCS8
     atomic_files.write(
         path,
         to_pem(pair.certificate)
         + pair.key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()),
+        mode=0o600,
     )
-    path.chmod(0o600)
 
 
 def read_pair(path: Path) -> Pair:

@@ -121,8 +121,7 @@ class OutsideAuthority:
         atomic_files.write(served.ca, content.ca)
         atomic_files.write(served.crl, content.crl)
         # with its key in one file, so that both are always replaced together
-        atomic_files.write(served.certificate, content.server)
-        served.certificate.chmod(0o600)
+        atomic_files.write(served.certificate, content.server, mode=0o600)
 
 
 def read_outside_authority(wanted: Broker) -> OutsideAuthority | None:

@@ -141,8 +141,7 @@ def load_or_create_key(path: Path) -> ec.EllipticCurvePrivateKey:
         if isinstance(key, ec.EllipticCurvePrivateKey):
             return key
     new = ec.generate_private_key(ec.SECP256R1())
-    atomic_files.write(path, encode_key(new))
-    path.chmod(0o600)
+    atomic_files.write(path, encode_key(new), mode=0o600)
     return new
 
 
@@ -163,9 +162,8 @@ def save_certificate(
             f"{credentials.host}:{credentials.port}: expected a certificate for this device's key "
             f"and name, found another: {error}"
         ) from error
-    # only the owner may open the folder, so the file is protected before the chmod too
-    atomic_files.write(credentials.pem, answer.certificate.encode() + encode_key(key))
-    credentials.pem.chmod(0o600)
+    both = answer.certificate.encode() + encode_key(key)
+    atomic_files.write(credentials.pem, both, mode=0o600)
 
 
 def read_name(answer: Answer) -> str:

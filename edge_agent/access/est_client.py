@@ -106,8 +106,7 @@ def obtain(request: EstRequest) -> tuple[x509.Certificate, bool]:
             body = base64.encodebytes(to_der(sign_request(request.name, key)))
             chain = sort_chain(ask(server, "POST", what, body), key, request.name, authorities)
             atomic_files.write(folder / "ca.pem", to_pem(authorities))
-            atomic_files.write(pem, to_pem(chain) + encode_key(key))
-            pem.chmod(0o600)
+            atomic_files.write(pem, to_pem(chain) + encode_key(key), mode=0o600)
             (folder / "key.pem").unlink()
     return chain[0], True
 

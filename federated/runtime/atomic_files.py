@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from federated.system.c_library import find_function
@@ -70,9 +71,9 @@ def warn_if_public(path: Path, holds: str) -> None:
         )
 
 
-def write(path: Path, content: bytes | memoryview) -> None:
+def write(path: Path, content: bytes | memoryview, *, mode: int = 0o666) -> None:
     """Write a content as `write_pieces` does."""
-    write_pieces(path, (content,))
+    write_pieces(path, (content,), mode=mode)
 
 
 def check_writable(path: Path) -> None:
@@ -84,18 +85,19 @@ def check_writable(path: Path) -> None:
     part.unlink()
 
 
-def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
     """Write or replace a file atomically and durably: once this returns, the content survives a
     power failure. The folder must exist.
 
     pieces: the content in order, one in memory at a time. Several processes and threads may write
-    one path: the content of the last one stays, and contents are never mixed. Raises OSError, and
-    whatever `pieces` raises; the old content stays then.
+    one path: the content of the last one stays, and contents are never mixed. mode: of the file
+    from its first byte on, less the umask; 0o600 for a secret. Raises OSError, and whatever
+    `pieces` raises; the old content stays then.
     """
     # in the same folder, since a rename works only within one disk
     part = _name_part(path)
     try:
-        with part.open("wb") as file:
+        with open(part, "wb", opener=partial(os.open, mode=mode)) as file:
             file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())

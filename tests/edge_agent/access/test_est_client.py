@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,24 @@ def test_a_certificate_is_issued_kept_and_renewed_with_itself(
     assert [operation for operation, _ in server.requests] == ["simpleenroll", "simplereenroll"]
     assert server.requests[0][1] != server.requests[1][1], "a renewed certificate has a new key"
     assert device.read()[0].serial_number != first[0].serial_number
+
+
+def test_no_other_user_can_read_the_key_at_any_time(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder exists, and other users may open it."""
+    device.folder.mkdir(mode=0o755)
+    modes, sync = dict[str, int](), os.fsync
+
+    def note(handle: int) -> None:
+        for path in device.folder.iterdir():
+            modes[path.name] = path.stat().st_mode & 0o777
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)  # while each file is written
+    assert device.ask().exit_code == 0
+    keys = {name: mode for name, mode in modes.items() if name.startswith(("key", "agent"))}
+    assert set(keys.values()) == {0o600}, keys
 
 
 def test_a_request_that_waits_for_approval_keeps_its_key(device: Device, server: EstServer) -> None:
