@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_agent.access.enrolment_files import load_credentials
-from edge_agent.update.installation import clean_variables, locate
+from edge_agent.update.installation import locate
 from edge_agent.update.service_user import ServiceUser
 from federated.errors import ConfigError
 from federated.runtime.console import Say
@@ -58,7 +58,6 @@ def check_environment(
     python = str(locate(environment, "python"))
     trains = not subprocess.run(  # noqa: S603
         [python, "-I", "-c", IMPORTS_TORCH],
-        env=clean_variables(),
         check=False,
         **user.arguments,
     ).returncode
@@ -86,7 +85,6 @@ def run_check(words: list[str], user: ServiceUser) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=clean_variables(),
             timeout=TIMEOUT,
             check=False,
             **user.arguments,

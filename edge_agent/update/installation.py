@@ -16,8 +16,10 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from edge_agent.update.environments import MARK, STAGED
 from federated.errors import ConfigError, LinkError, StoreError, UsageError, explain_os_errors
@@ -99,10 +101,11 @@ def _download(version: str, sha256: str, folder: Path, index: str | None) -> Pat
     """Download the wheel of a version, whose digest pip compares."""
     wanted = folder / "wanted.txt"
     wanted.write_text(f"{NAME}=={version} --hash=sha256:{sha256}\n")
-    where = ["--index-url", index] if index else []
+    # not as an argument, which other users can see: it may contain a password
+    where = {"PIP_INDEX_URL": index} if index else {}
     words = ["download", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
     try:
-        run_pip(Path(sys.executable), *words, *where, "-d", str(folder), "-r", str(wanted))
+        run_pip(Path(sys.executable), *words, "-d", str(folder), "-r", str(wanted), variables=where)
     except ConfigError as error:
         raise LinkError(
             f"cannot download {NAME} {version}: {error}; check the version, its sha256 and the "
@@ -197,14 +200,16 @@ def clean_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in FOREIGN}
 
 
-def run_pip(python: Path, *words: str) -> None:
-    """Run an environment's pip. Raises ConfigError with its errors."""
+def run_pip(python: Path, *words: str, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Run an environment's pip. variables: of the process, in addition. Raises ConfigError with its
+    errors.
+    """
     try:
         done = subprocess.run(  # noqa: S603
             [python, *PIP, *words],
             capture_output=True,
             text=True,
-            env=clean_variables(),
+            env={**clean_variables(), **variables},
             timeout=TIMEOUT,
             check=False,
         )

@@ -19,7 +19,7 @@ import msgspec
 from edge_agent.update import software_exchange
 from edge_agent.update.environments import Environments, find_environments, hold_lock
 from edge_agent.update.health_check import Device, run_check
-from edge_agent.update.installation import clean_variables, locate
+from edge_agent.update.installation import locate
 from edge_agent.update.service_user import ServiceUser, find_service_user
 from edge_agent.update.software_exchange import Answer, Question
 from edge_agent.update.version_switch import UpdateRequest, describe, return_to_previous, update
@@ -159,7 +159,6 @@ def ask(
             [locate(places.current, "python"), "-I", "-m", software_exchange.__name__],
             input=msgspec.json.encode(question),
             capture_output=True,
-            env=clean_variables(),
             timeout=TIMEOUT,
             check=False,
             **user.arguments,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from edge_agent.update.installation import (
     run_pip,
     stage_wheel,
 )
-from federated.errors import ConfigError, EspalierError, StoreError, UsageError
+from edge_agent.update.service_user import find_service_user
+from federated.errors import ConfigError, EspalierError, LinkError, StoreError, UsageError
 
 NAME = "espalier_fl-9.1.0rc1-py3-none-any.whl"
 
@@ -32,6 +34,48 @@ def test_a_wheel_is_copied_and_has_the_expected_digest(tmp_path: Path) -> None:
     assert staged.folder_name == f"9.1.0rc1-{digest[:8]}"
     given.write_bytes(b"replaced later")
     assert staged.path.read_bytes() == b"content"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="runs a shell script")
+def test_the_address_of_the_index_is_no_argument_that_other_users_can_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may contain a password."""
+    index, python = "https://pi:secret@packages.example/simple", tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$PIP_INDEX_URL $@" >{tmp_path}/said\nexit 1\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(LinkError):
+        stage_wheel("0.3.0", "ab" * 32, tmp_path, index)
+    address, *arguments = (tmp_path / "said").read_text().split()
+    assert address == index
+    assert arguments[:4] == ["-I", "-m", "pip", "--disable-pip-version-check"]
+    assert not any("secret" in word for word in arguments)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root acts as others")
+def test_pip_of_root_reads_no_configuration_of_the_agents_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can name a program that pip runs."""
+    import pwd
+
+    home, program, ran = tmp_path / "home", tmp_path / "program", tmp_path / "ran"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    program.chmod(0o755)
+    (home / ".config" / "pip").mkdir(parents=True)
+    (home / ".config" / "pip" / "pip.conf").write_text(f"[global]\npython = {program}\n")
+    nobody = list(pwd.getpwnam("nobody"))
+    nobody[5] = str(home)
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: pwd.struct_passwd(nobody))
+    user = find_service_user("nobody")
+    run_pip(Path(sys.executable), "config", "list")
+    assert not ran.exists()
+    with user.act():
+        assert Path.home() == home, "where the agent's state is"
+    words = ["/bin/sh", "-c", "echo $HOME"]
+    told = subprocess.run(words, capture_output=True, text=True, check=True, **user.arguments)
+    assert told.stdout.strip() == str(home)
 
 
 @pytest.mark.parametrize(
