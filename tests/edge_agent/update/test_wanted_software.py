@@ -41,10 +41,23 @@ def test_a_device_decides_by_what_it_has(
     assert isinstance(decision, Decision)
 
 
-def test_versions_are_compared_by_their_numbers() -> None:
-    assert order("0.10.0") > order("0.9.9")
-    assert order("1.0rc1") == order("1.0")
-    assert order("unknown") == ()
+def test_versions_are_ordered_as_pip_orders_them() -> None:
+    """A coordinator that someone took over must not undo a fix."""
+    known = (
+        "0.9.9 0.10.0 1.0.dev1 1.0a2 1.0b1 1.0rc1.dev1 1.0rc1 1.0 1.0.post1.dev2 1.0.post1 1!0.1"
+    )
+    keys = [order(one) for one in known.split()]
+    assert keys == sorted(keys)
+    assert len(keys) == len({str(one) for one in keys})
+    assert order("1.0.0") == order("1.0") == order("1+local.1")
+    for other in ("unknown", "1.0RC1", "1.0c1", "1.0-1", "2.0-rc1"):
+        assert order(other) == () < order("0.0.dev0")
+
+
+@pytest.mark.parametrize("older", ["0.3.0", "0.3.0rc1", "0.3.0RC1", "0.3.0.post1.dev1"])
+def test_an_older_version_with_the_same_numbers_is_refused(older: str) -> None:
+    held = Held("0.3.0.post1-abababab", "", "0.3.0.post1")
+    assert decide(Software(older, "cd" * 32), "", held).step == "refuse"
 
 
 def test_a_card_wants_the_canary_on_its_agents_and_the_stable_version_on_those_named() -> None:
