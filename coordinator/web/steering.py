@@ -26,6 +26,8 @@ from coordinator.web.sign_in import Role
 from federated.errors import ConfigError, UsageError
 from federated.runtime.console import Say
 from federated.runtime.unit_formatting import format_count
+from federated.wire.link import get_scheme
+from federated.wire.links.catalogue import LINKS
 
 __all__ = ["COMMANDS", "NEEDED_ROLES", "carry_out"]
 
@@ -92,16 +94,20 @@ def revoke(folder: Path, given: Given, by: Actor, say: Say) -> None:
 
 def release(folder: Path, given: Given, by: Actor, say: Say) -> None:
     """Release the last round, promote or withdraw a release, or collect the agents' reports. Does
-    not wait for new reports: they are collected on request.
+    not wait for new reports: they are collected on request. Nobody on the page chooses code: a
+    broker's address can name a function (`federated.wire.links.catalogue`).
     """
     # with torch, which only an export needs
     from coordinator.release.release_request import ReleaseRequest
     from coordinator.release.rollout import release_run
 
     command, share = given["command"], given.get("share", "").strip()
+    broker = given.get("broker", "").strip()
+    if get_scheme(broker) not in LINKS:
+        raise UsageError(f"broker: expected the address of an MQTT broker, found '{broker[:80]}'")
     request = ReleaseRequest(
         folder.name,
-        given.get("broker", "").strip() or find_broker(read_broker(folder)),
+        broker or find_broker(read_broker(folder)),
         share=share or None if command == "release" else None,
         promote=command == "promote",
         rollback=command == "roll back",

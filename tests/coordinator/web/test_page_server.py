@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import ssl
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -361,6 +362,14 @@ def test_a_run_is_released_promoted_and_rolled_back(browser: Browser, runs: Path
     released = [("promote", ""), ("release", "canary a1"), ("promote", ""), ("promote", "force")]
     assert asked[-5:] == [*released, ("roll back", "")]
     assert after == print_json(runs, "release", RUN, "--status") | {"events": after["events"]}
+
+
+def test_no_code_is_imported_for_the_address_of_a_broker(browser: Browser) -> None:
+    """A scheme can name a function; only the coordinator's user may choose one."""
+    sys.modules.pop("this", None)
+    status, made = steer(browser, "collect reports", broker="this:s://host")
+    assert (status, "expected the address of an MQTT broker" in made["error"]) == (409, True)
+    assert "this" not in sys.modules
 
 
 def test_a_run_without_releases_shows_none_and_gets_no_folder(browser: Browser, runs: Path) -> None:
