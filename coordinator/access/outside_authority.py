@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -153,6 +153,14 @@ def read_outside_authority(wanted: Broker) -> OutsideAuthority | None:
 
 def read_files(files: ListenerFiles) -> CheckedFiles:
     """Read the files, and check that they fit together. Raises ConfigError."""
+    try:
+        return check_files(files)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # `cryptography` reads late
+        shown = ", ".join(str(one) for one in (files.ca, files.certificate, files.key, files.crl))
+        raise ConfigError(f"cannot read what one of {shown} contains: {error}") from error
+
+
+def check_files(files: ListenerFiles) -> CheckedFiles:
     authorities, now = read_certificates(files.ca, "broker.ca"), datetime.now(UTC)
     chain = read_certificates(files.certificate, "broker.certificate")
     server, key, lists = chain[0], read_key(files.key), read_lists(files.crl)

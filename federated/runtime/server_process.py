@@ -145,9 +145,11 @@ class Poller:
         while not self._stop.wait(POLL):
             try:
                 self._poll()
-            except (EspalierError, OSError) as error:  # the next poll may succeed
+            # the next poll may succeed, and nobody would know that the thread ended
+            except Exception as error:
+                expected = isinstance(error, EspalierError | OSError)
                 if (why := str(error)) != said:  # a full disk must not fill the log, too
-                    log.error("%s: %s", self._name, why)
+                    log.error("%s: %s", self._name, why, exc_info=None if expected else error)
                 said = why
             else:
                 said = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import socket
 import ssl
@@ -15,6 +16,8 @@ from signal import SIGHUP, SIGKILL
 import psutil
 import pytest
 from click.testing import CliRunner
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator import audit_log
 from coordinator.access.broker_address import find_broker
@@ -341,6 +344,22 @@ def test_a_list_that_expired_or_that_another_signed_is_refused(
     company.crl.write_bytes(Company(tmp_path / "foreign").crl.read_bytes())
     with pytest.raises(ConfigError, match=r"expected a list that an authority in .* signed"):
         read_outside_authority(wanted)
+
+
+def test_a_list_whose_issuer_cannot_be_read_is_not_used(
+    tmp_path: Path, company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An attacker may change a list on its way, and the signature is only checked after that."""
+    found = read_outside_authority(settings(company, tmp_path))
+    assert found is not None
+    found.install(tmp_path / "copies")
+    first = x509.load_pem_x509_crl(company.crl.read_bytes()).public_bytes(Encoding.DER)
+    odd = base64.encodebytes(first.replace(b"devices", b"\xff" * 7))
+    company.crl.write_bytes(b"-----BEGIN X509 CRL-----\n" + odd + b"-----END X509 CRL-----\n")
+    assert found.refresh() == frozenset()
+    assert "the earlier files of broker.ca stay in use" in caplog.text
+    with pytest.raises(ConfigError, match=r"crl.pem"):
+        read_outside_authority(settings(company, tmp_path))
 
 
 def test_the_end_of_a_list_is_announced(
