@@ -8,8 +8,10 @@ the user of the agent's service, who owns the credentials.
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from edge_agent.access.enrolment_files import load_credentials
 from edge_agent.update.installation import locate
@@ -50,11 +52,11 @@ def check_environment(
     """
     program = str(locate(environment, "edge-agent"))
     with user.act():
-        flags = list_flags(device)
+        told = describe_device(device)
     found = run_check([program, "--version"], user)
     if found.split()[-1:] != [version]:
         raise ConfigError(f"{program} --version: expected {version}, found {found[-200:]!r}")
-    run_check([program, "doctor", *flags], user)
+    run_check([program, "doctor"], user, told)
     python = str(locate(environment, "python"))
     trains = not subprocess.run(  # noqa: S603
         [python, "-I", "-c", IMPORTS_TORCH],
@@ -66,18 +68,24 @@ def check_environment(
     say(f"{environment.name} passed its checks" + ("" if trains else ", without PyTorch"))
 
 
-def list_flags(device: Device) -> list[str]:
-    """Return the flags of `edge-agent doctor` for a device."""
+def describe_device(device: Device) -> dict[str, str]:
+    """Return the options of `edge-agent doctor` for a device as variables: other users can see
+    arguments, and the address of a broker may contain a password.
+    """
     broker = device.broker
     if not broker and len(enrolled := load_credentials()) == 1:
         broker = format_url(enrolled[0].broker_address)
-    given = {"--broker": broker, "--run": device.run, "--name": device.name}
-    return [word for flag, value in given.items() if value for word in (flag, value)]
+    given = {"BROKER": broker, "RUN": device.run, "NAME": device.name}
+    return {f"EDGE_AGENT_DOCTOR_{name}": value for name, value in given.items() if value}
 
 
-def run_check(words: list[str], user: ServiceUser) -> str:
-    """Run a command, and return what it printed. Raises ConfigError with it if it fails."""
-    shown = " ".join(words)
+def run_check(
+    words: list[str], user: ServiceUser, variables: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Run a command, and return what it printed. variables: of its process, in addition. Raises
+    ConfigError with what it printed if it fails.
+    """
+    shown, arguments = " ".join(words), user.arguments
     try:
         done: subprocess.CompletedProcess[str] = subprocess.run(  # noqa: S603
             words,
@@ -87,7 +95,7 @@ def run_check(words: list[str], user: ServiceUser) -> str:
             text=True,
             timeout=TIMEOUT,
             check=False,
-            **user.arguments,
+            **{**arguments, "env": {**arguments["env"], **variables}},
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{shown} did not end within {TIMEOUT:.0f} s") from None
