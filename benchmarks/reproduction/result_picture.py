@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ __all__ = ["draw_entries"]
 DPI = 130
 OURS, THEIRS = "#0072b2", "#d55e00"  # distinguishable by the colour-blind
 COLUMNS = 4  # largest number of panels in a row
+PER_INCH = 12  # letters of the title
 
 
 def draw_entries(path: Path, entries: Sequence[Entry], title: str) -> None:
@@ -32,7 +34,9 @@ def draw_entries(path: Path, entries: Sequence[Entry], title: str) -> None:
         axes.set_title(name, fontsize="medium")
     for axes in panels[len(titles) :]:
         axes.set_visible(False)
-    figure.suptitle(f"{title}\nbars: this run, diamonds: the paper", fontsize="medium")
+    legend = ", diamonds: the paper" if any(entry.paper for entry in entries) else ""
+    wrapped = textwrap.fill(title, int(PER_INCH * size[0]))
+    figure.suptitle(f"{wrapped}\nbars: this run{legend}", fontsize="medium")
     figure.savefig(path, dpi=DPI)
 
 
