@@ -29,8 +29,8 @@ __all__ = ["register"]
 def register(names: tuple[str, ...], source: Path | None, pki: str, form: str) -> None:
     """Let devices with certificates of another authority take part.
 
-    NAME is the common name in the certificate. For runs with the setting `broker.ca`, in which no
-    other name of that authority has rights. `coordinator revoke NAME` takes the rights away.
+    NAME is the common name in the certificate. In runs with the setting `broker.ca`, only
+    registered names of that authority have rights. `coordinator revoke NAME` removes them.
     """
     with print_errors("register"):
         from coordinator.access.configured_authority import register_devices

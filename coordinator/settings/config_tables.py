@@ -98,9 +98,9 @@ class Simulate(Record, frozen=True):
     local_test: Annotated[
         Literal["own", "global"],
         Meta(
-            description="Held-out examples of a device. own: the fraction `held` of its own. "
+            description="Held-out examples of a device. own: the fraction `held` of its examples. "
             "global: the coordinator's held-out examples of the device's classes; the device "
-            "then trains on all of its own."
+            "then trains on all of its examples."
         ),
     ] = "own"
     speeds: Annotated[

@@ -70,17 +70,17 @@ class Broker(Record, frozen=True):
     ca: Annotated[
         str,
         Meta(
-            description="File of the certificates of another authority, such as a company's, which "
-            "certifies the started broker and all devices; needs certificate, key and crl. Empty: "
-            "the fleet's own authority does."
+            description="Certificate file of another authority, such as a company's, that issues "
+            "the certificates of the started broker and of all devices; requires certificate, key "
+            "and crl. Empty: the fleet's own authority."
         ),
     ] = ""
     certificate: Annotated[
-        str, Meta(description="Certificate file of the started broker, of that authority.")
+        str, Meta(description="Certificate file of the started broker, issued by broker.ca.")
     ] = ""
     key: Annotated[str, Meta(description="Key file of this certificate.")] = ""
     crl: Annotated[
-        str, Meta(description="File of that authority's lists of revoked certificates.")
+        str, Meta(description="File of the lists of certificates that broker.ca revoked.")
     ] = ""
 
 
@@ -90,15 +90,16 @@ class Http(Record, frozen=True):
     listen: Annotated[
         str,
         Meta(
-            description="Address of the coordinator's server for them, as HOST:PORT; empty: none."
+            description="Address of the coordinator's server for transfers, as HOST:PORT; empty: "
+            "no server."
         ),
     ] = ""
     url: Annotated[
         str,
         Meta(
             description="Address at which agents reach the server or the store, such as that of a "
-            "proxy in front of it; empty: of a server, https:// or http://, this machine's address "
-            "and the port; of a store, http.endpoint."
+            "proxy in front of it; empty: https:// or http://, this machine's address and the "
+            "port, or with a store http.endpoint."
         ),
     ] = ""
     certificate: Annotated[
@@ -115,8 +116,8 @@ class Http(Record, frozen=True):
     store: Annotated[
         str,
         Meta(
-            description="S3-compatible bucket for them instead of the coordinator's server, as "
-            "s3://BUCKET[/PREFIX]; empty: none."
+            description="S3-compatible bucket for transfers, instead of the coordinator's server, "
+            "as s3://BUCKET[/PREFIX]; empty: none."
         ),
     ] = ""
     endpoint: Annotated[

@@ -137,8 +137,8 @@ def check_actor(ray: Any, actor: Any, address: str) -> None:
         theirs = ray.get(actor.version.remote(), timeout=START)
     except TimeoutError as error:  # Ray's is one
         raise ConfigError(
-            f"simulate.workers = '{address}': no worker started within {START:g} s: see whether "
-            "the cluster is busy (ray status), and its logs"
+            f"simulate.workers = '{address}': no worker started within {START:g} s: check "
+            "whether the cluster is busy (ray status), and read its logs"
         ) from error
     except Exception as error:  # whatever prevents its start
         raise ConfigError(

@@ -31,10 +31,10 @@ FILE = click.Path(path_type=Path)
     "trust",
     type=FILE,
     metavar="FILE",
-    help="certificates that URL's own is checked with  [default: those of the system]",
+    help="certificates of the authorities that may certify URL's server  [default: the system's]",
 )
-@click.option("--user", default="", metavar="USER", help="user, for the first certificate")
-@click.option("--password-file", type=FILE, metavar="FILE", help="file with its password")
+@click.option("--user", default="", metavar="USER", help="user name for the first certificate")
+@click.option("--password-file", type=FILE, metavar="FILE", help="file of the user's password")
 @click.option("--force", is_flag=True, help="renew the certificate although it is not due")
 @FORMAT
 def certificate(

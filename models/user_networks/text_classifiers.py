@@ -156,8 +156,8 @@ def build_text_adapters(library: ModuleType, name: str, network: Network) -> Tex
     kind = base.config.model_type
     if kind not in LAST_NORMS:
         raise ValueError(
-            f"a network of type {kind} has no place for adapters; those of type "
-            f"{', '.join(LAST_NORMS)} have"
+            f"expected a network of a type that supports adapters ({', '.join(LAST_NORMS)}), "
+            f"found {kind}"
         )
     for part, module in base.named_children():
         if part != "pooler":  # part of the head
