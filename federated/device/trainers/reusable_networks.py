@@ -29,9 +29,6 @@ PLAIN = (
     *(BuiltinFunctionType, torch.dtype, torch.device),
 )
 
-Lent = tuple[nn.Module, dict[str, Tensor]]
-"""A network, and its parameters and buffers by name."""
-
 
 class ReusableNetwork:
     """A module that can be restored to the state in which it was built: the values of its tensors
