@@ -26,24 +26,28 @@ PRICE = FiniteRange(min=0)
 @click.argument(
     "files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path)
 )
-@click.option("--agents", type=COUNT, default=1_000_000, show_default=True, help="devices")
-@click.option("--rounds-per-day", type=POSITIVE, default=1.0, show_default=True, help="rounds")
+@click.option(
+    "--agents", type=COUNT, default=1_000_000, show_default=True, help="devices of the fleet"
+)
+@click.option(
+    "--rounds-per-day", type=POSITIVE, default=1.0, show_default=True, help="rounds of the run"
+)
 @click.option(
     "--fraction",
     type=FiniteRange(min=0, max=1, min_open=True),
     default=1.0,
     show_default=True,
-    help="of the agents that take part in a round",
+    help="fraction of the agents that take part in a round",
 )
-@click.option("--hours", type=POSITIVE, help="of a round in which updates arrive  [default: all]")
+@click.option(
+    "--hours", type=POSITIVE, help="hours of a round in which updates arrive  [default: all]"
+)
 @click.option(
     "--model-bytes",
     type=COUNT,
-    help="weights that an agent downloads in a round  [default: as measured]",
+    help="bytes that an agent downloads in a round  [default: as measured]",
 )
-@click.option(
-    "--update-bytes", type=COUNT, help="update that it sends  [default: as --model-bytes]"
-)
+@click.option("--update-bytes", type=COUNT, help="bytes of its update  [default: as --model-bytes]")
 @click.option(
     "--devices-per-site",
     type=click.IntRange(min=0),
@@ -56,9 +60,11 @@ PRICE = FiniteRange(min=0)
     type=POSITIVE,
     help="microseconds of the coordinator's processor time for a heartbeat",
 )
-@click.option("--node-connections", type=COUNT, help="that a node of the broker handles")
+@click.option("--node-connections", type=COUNT, help="connections that a node of the broker serves")
 @click.option(
-    "--node-messages", type=POSITIVE, help="a second, in and out, that a node of the broker handles"
+    "--node-messages",
+    type=POSITIVE,
+    help="messages per second, in and out, that a node of the broker handles",
 )
 @click.option(
     "--node-cores",
@@ -67,19 +73,23 @@ PRICE = FiniteRange(min=0)
     show_default=True,
     help="processors that a node of the broker uses; mosquitto uses one",
 )
-@click.option("--price-core-hour", type=PRICE, help="of a processor for coordinator and workers")
-@click.option("--price-node-hour", type=PRICE, help="of a node of the broker")
-@click.option("--price-gb-down", type=PRICE, help="of 10^9 bytes from the broker to agents")
-@click.option("--price-gb-up", type=PRICE, help="of 10^9 bytes from agents to the broker")
-@click.option("--price-million-messages", type=PRICE, help="of messages into and out of the broker")
-@click.option("--price-million-minutes", type=PRICE, help="of connections to the broker")
+@click.option(
+    "--price-core-hour", type=PRICE, help="price of a processor for coordinator and workers"
+)
+@click.option("--price-node-hour", type=PRICE, help="price of a node of the broker")
+@click.option("--price-gb-down", type=PRICE, help="price of 10^9 bytes from the broker to agents")
+@click.option("--price-gb-up", type=PRICE, help="price of 10^9 bytes from agents to the broker")
+@click.option(
+    "--price-million-messages", type=PRICE, help="price of messages into and out of the broker"
+)
+@click.option("--price-million-minutes", type=PRICE, help="price of connections to the broker")
 @FORMAT
 def command(files: tuple[Path, ...], form: str, **options: Any) -> None:
     """Estimate what a large fleet needs, from results of scale.
 
     Reads results at two or more numbers of agents (python -m benchmarks scale --agents N --format
     json > FILE), fits a line to each quantity, predicts the largest result from the smaller ones,
-    and continues the lines. What you do not state, such as prices, is unknown.
+    and extrapolates the lines. What you do not state, such as prices, is shown as unknown.
     """
     with report_errors("python -m benchmarks capacity", "coordinator"):
         measured = read_points(files)
