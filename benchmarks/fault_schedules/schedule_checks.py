@@ -20,7 +20,7 @@ from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.update_file_names import update_path
 from coordinator.round import round_events as on
 from coordinator.round import round_step as steps
-from coordinator.round.round_actions import Action, Answer, TurnAway
+from coordinator.round.round_actions import Action, Answer, RefuseAgent
 from coordinator.round.round_state import Round
 from coordinator.store.file_digest_check import find_problem
 from coordinator.store.journal import Journal, pack
@@ -76,7 +76,7 @@ class Oracle:
             self._check_limits(value, after, agent)
         for action in actions:
             if (isinstance(action, Answer) and not action.accepted and not action.reason) or (
-                isinstance(action, TurnAway) and not action.reason
+                isinstance(action, RefuseAgent) and not action.reason
             ):
                 self.fail(f"unexplained: {action.agent} was rejected without a reason")
         return after, actions

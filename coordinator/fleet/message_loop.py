@@ -262,7 +262,7 @@ class MessageLoop:
                 self.driver.handle(on.AgentsBarred(self.clock(), agents, reason))
                 if not self.driver.stalled:
                     for name in agents - self._barred[reason] if reason == EXCLUDED else ():
-                        self._turn_away(name, self.clock())
+                        self._refuse(name, self.clock())
                     self._barred[reason] = agents
 
     def _end_departures(self, now: float) -> None:
@@ -313,7 +313,7 @@ class MessageLoop:
             self._count_dropped(name, size)
             return
         if name in self._barred[EXCLUDED]:
-            self._turn_away(name, now)
+            self._refuse(name, now)
             return
         message = envelope.decode(delivery.payload)
         check_place(message, where)
@@ -353,7 +353,7 @@ class MessageLoop:
                 raise Refused(f"agents do not send {type(message).__name__}")
         self.publish(FleetChanged(name))
 
-    def _turn_away(self, name: str, now: float) -> None:
+    def _refuse(self, name: str, now: float) -> None:
         if self._guard.admit_refusal(name, now):
             self.endpoint.refuse_run(name)
 

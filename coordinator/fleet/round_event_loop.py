@@ -176,7 +176,7 @@ class RoundEventLoop:
                 self.endpoint.tell(agent, messages.Receipt(transfer, accepted, reason))
             case do.Abort(task, reason):
                 self.endpoint.tell(task.agent, messages.Abort(task.round, task.attempt, reason))
-            case do.TurnAway(agent, reason):
+            case do.RefuseAgent(agent, reason):
                 self.endpoint.tell(agent, messages.Refusal(reason, JOINING))
             case do.Prepare(agent):
                 self._prepare(agent)

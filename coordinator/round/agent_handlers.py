@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from coordinator.observe.events import AgentJoined, AgentLeft, AgentRefused
 from coordinator.round import round_events as on
-from coordinator.round.round_actions import Action, Ask, Forget, Report, TurnAway
+from coordinator.round.round_actions import Action, Ask, Forget, RefuseAgent, Report
 from coordinator.round.round_state import HEARTBEATS, Agent, Round, list_tasks, put_task
 from coordinator.round.task_state import TaskState
 
@@ -120,11 +120,11 @@ def end_queue_wait(r: Round, state: TaskState) -> TaskState:
 
 
 def update_profile(r: Round, e: on.ProfileCame, out: list[Action]) -> Round:
-    """Store an agent's profile. Turn the agent away if it cannot take part. New timings end what
+    """Store an agent's profile. Refuse the agent if it cannot take part. New timings end what
     was learned about predictions, but not about the time of its tasks.
     """
     if e.refused:
-        out += Report(AgentRefused(e.agent, e.refused)), TurnAway(e.agent, e.refused)
+        out += Report(AgentRefused(e.agent, e.refused)), RefuseAgent(e.agent, e.refused)
     agent = see_agent(r, e.agent)
     if agent.profile is not None and agent.profile.timings != e.profile.timings:
         pace = {work: replace(one, ratio=1.0) for work, one in agent.pace.items()}

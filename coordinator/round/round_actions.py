@@ -21,10 +21,10 @@ __all__ = [
     "Forget",
     "Prepare",
     "Receive",
+    "RefuseAgent",
     "Relieve",
     "Report",
     "Snapshot",
-    "TurnAway",
 ]
 
 
@@ -47,7 +47,7 @@ class Abort(Struct, frozen=True):
     reason: str
 
 
-class TurnAway(Struct, frozen=True):
+class RefuseAgent(Struct, frozen=True):
     """Tell an agent why it cannot take part."""
 
     agent: str
@@ -111,8 +111,8 @@ Action: TypeAlias = (
     | Forget
     | Prepare
     | Receive
+    | RefuseAgent
     | Relieve
     | Report
     | Snapshot
-    | TurnAway
 )

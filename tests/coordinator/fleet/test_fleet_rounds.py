@@ -123,7 +123,7 @@ def test_an_accepted_update_cannot_be_overwritten_by_another_transfer_of_its_nam
     assert folded == [("a", 1.0), ("b", 2.0)]
 
 
-def test_an_update_that_rots_while_it_waits_is_not_folded(
+def test_an_update_that_is_damaged_while_it_waits_is_not_folded(
     fleet: MessageLoop, memory: MemoryBroker
 ) -> None:
     first, second = ScriptedAgent(memory, "a"), ScriptedAgent(memory, "b")

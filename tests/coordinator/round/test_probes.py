@@ -40,7 +40,7 @@ def make_suspect(work: str = "train") -> Machine:
 
 
 @pytest.mark.parametrize("work", ["train", "calibrate", "evaluate"])
-def test_no_phase_waits_for_a_mute_suspect(work: str) -> None:
+def test_no_phase_waits_for_a_silent_suspect(work: str) -> None:
     machine, waited, asked = make_suspect(work), 0.0, list[int]()
     for round in range(2, 60):
         agent = machine.round.agents["a"]

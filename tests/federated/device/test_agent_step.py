@@ -492,14 +492,14 @@ def test_the_end_of_a_run_removes_everything(event: on.Dismissed) -> None:
     ]
 
 
-@pytest.mark.parametrize("turned_away", [False, True])
+@pytest.mark.parametrize("refused", [False, True])
 def test_an_agent_that_is_stopped_or_rejected_keeps_its_updates_and_signs_off(
-    turned_away: bool,
+    refused: bool,
 ) -> None:
     made = Machine()
     made.work(task())
     made.ask(evaluation())
-    if turned_away:
+    if refused:
         made.see(on.Dismissed(0.0, "its data do not fit", refused=True))
     found = quiet(made.see(on.Stopped(0.0)))
     assert found == [
