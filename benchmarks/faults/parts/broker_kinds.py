@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.faults.parts.program_search import find_program
 from benchmarks.faults.parts.trial_parts import Process
 from coordinator.broker import embedded_broker_config
 from coordinator.broker.local_addresses import find_free_port
@@ -270,4 +271,4 @@ def _locate(program: str) -> str | None:
     if program == "rabbitmq":
         servers = sorted(RABBITMQ.glob("rabbitmq_server-*/sbin/rabbitmq-server"))
         return str(servers[-1]) if servers else shutil.which("rabbitmq-server")
-    return shutil.which(program)
+    return find_program(program)

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults.parts.program_search import find_program
 from benchmarks.faults.parts.trial_parts import Process
 from coordinator.broker.local_addresses import find_free_port
 from federated.errors import FleetError
@@ -39,9 +38,8 @@ HOLDING = 600.0  # seconds for which an upload is held at most
 
 
 def find_weed() -> str | None:
-    """Return the program of SeaweedFS, which may be beside Python."""
-    beside = shutil.which("weed", path=str(Path(sys.executable).parent))
-    return beside or shutil.which("weed")
+    """Return the program of SeaweedFS; None if it is not installed."""
+    return find_program("weed")
 
 
 @dataclass
