@@ -19,10 +19,10 @@ defer_compiler()  # few tests need it, and its import takes seconds
 # their fixtures are for all
 pytest_plugins = [
     "tests.support.enrolment_server",
-    "tests.support.installed_boards",
     "tests.support.plugins",
     "tests.support.processes",
-    "tests.support.phone_pages",  # imports the one above
+    "tests.support.installed_boards",  # imports the one above, as the next one does
+    "tests.support.phone_pages",
 ]
 CACHES = Path(tempfile.mkdtemp(prefix="espalier-caches-"))
 
@@ -40,8 +40,9 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Repeat what may fail because the machine was busy; the summary counts such repeats.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the longest tests, and repeat what may fail because the machine was busy; the
+    summary counts such repeats.
 
     A measurement of the machine is made up to three times, and a test with brokers or processes
     gets a second try. The Makefile finds the files with slow tests, and with tests that measure
@@ -57,6 +58,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=2))
         elif item.get_closest_marker("broker") or item.get_closest_marker("processes"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+    if workers := getattr(config, "workerinput", {}).get("workercount", 0):
+        items[:] = begin_with_longest(items, workers)
+
+
+def begin_with_longest(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Order tests so that each worker begins with some of those that have a longer time limit than
+    usual: at the end, the other workers would wait for them. Each worker gets one of as many equal
+    parts of the list.
+    """
+
+    def limit(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("timeout")
+        return float(mark.args[0]) if mark else 0.0
+
+    longest = sorted((item for item in items if limit(item)), key=limit, reverse=True)
+    rest = [item for item in items if not limit(item)]
+    found = list[pytest.Item]()
+    for index in range(workers):
+        own = longest[index::workers]
+        size = (len(items) - len(found)) // (workers - index)
+        more = size - len(own)
+        found += own + rest[:more]
+        rest = rest[more:]
+    return found
 
 
 @cache

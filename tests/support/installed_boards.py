@@ -19,8 +19,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.earlier_versions import ROOT, build_wheel
+from tests.support.python_without_torch import HIDDEN
+from tests.support.shared_folders import share_folder
 
-__all__ = ["FIRST", "SECOND", "Board", "board", "make_variant", "refuse_to_join", "wheel"]
+__all__ = [
+    "FIRST",
+    "SECOND",
+    "Board",
+    "board",
+    "make_variant",
+    "refuse_to_join",
+    "small_board",
+    "wheel",
+]
 
 FIRST, SECOND = "9.1.0", "9.2.0"
 PACKAGES = ("coordinator", "edge_agent", "espalier", "export", "federated", "models")
@@ -31,7 +42,12 @@ Change = Callable[[str, bytes], bytes]  # of a file in a wheel, by its name
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of this tree, with the version FIRST."""
-    folder = tmp_path_factory.mktemp("wheel")
+    made = share_folder("wheel", tmp_path_factory.getbasetemp(), build_first)
+    return next(made.glob("*.whl"))
+
+
+def build_first(folder: Path) -> None:
+    """Build the wheel of FIRST into a folder."""
     (source := folder / "source").mkdir()
     ignore = shutil.ignore_patterns("__pycache__", "node_modules", "page")
     for name in PACKAGES:
@@ -41,7 +57,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = (source / "pyproject.toml").read_text()
     versioned = re.sub(r'^version = ".*"', f'version = "{FIRST}"', settings, flags=re.MULTILINE)
     (source / "pyproject.toml").write_text(versioned)
-    return build_wheel(source, folder)
+    build_wheel(source, folder)
 
 
 def make_variant(
@@ -131,20 +147,35 @@ class Board:
             subprocess.run(["kill", (folder / "pid").read_text().strip()], check=False)
 
 
-@pytest.fixture
-def board(tmp_path: Path, wheel: Path) -> Board:
-    """An environment as a device has it, except that packages come from that of the tests."""
-    root = tmp_path / "espalier"
+def install_board(folder: Path, wheel: Path, shared: Path) -> Board:
+    """Make an environment as a device has it, except that its packages are in a shared folder."""
+    root = folder / "espalier"
     first = root / "first"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(first)], check=True)
     packages = next((first / "lib").glob("*/site-packages"))
-    (packages / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    (packages / "shared.pth").write_text(f"{shared}\n")
     words = ["install", "--quiet", "--no-index", "--no-deps", str(wheel)]
     subprocess.run([str(first / "bin" / "python"), "-I", "-m", "pip", *words], check=True)
     (root / "current").symlink_to("first")
-    made = Board(root, {"ESPALIER_STATE": str(tmp_path / "state"), "HOME": str(tmp_path)})
+    made = Board(root, {"ESPALIER_STATE": str(folder / "state"), "HOME": str(folder)})
     assert made.read_version() == FIRST
     return made
+
+
+@pytest.fixture
+def board(tmp_path: Path, wheel: Path) -> Board:
+    """A device with the packages of the tests."""
+    return install_board(tmp_path, wheel, Path(sysconfig.get_path("purelib")))
+
+
+@pytest.fixture
+def small_board(tmp_path: Path, wheel: Path) -> Board:
+    """A device without PyTorch, whose commands start in a fraction of the time."""
+    (shared := tmp_path / "shared").mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if path.name.partition("-")[0] not in HIDDEN:
+            (shared / path.name).symlink_to(path)
+    return install_board(tmp_path, wheel, shared)
 
 
 def refuse_to_join(name: str, content: bytes) -> bytes:

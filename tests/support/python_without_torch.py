@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.processes import ROOT
 
-__all__ = ["hide_packages", "write_python"]
+__all__ = ["HIDDEN", "hide_packages", "write_python"]
 
 HIDDEN = ("torch", "torchvision", "onnx", "onnxscript", "safetensors", "immutables")
 MISSING = """

@@ -13,38 +13,37 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.installed_boards import FIRST, SECOND, Board, make_variant, refuse_to_join
-from tests.support.processes import COORDINATOR, Start, wait_for_words
+from tests.support.installed_boards import FIRST, SECOND, Board, make_variant
 from tests.support.waiting import eventually
 
-# each update imports PyTorch several times, and trains once
+# test_wanted_update updates a device with PyTorch, and restarts its agent
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.broker
 def test_an_update_is_checked_switched_to_and_undone(
-    board: Board, wheel: Path, tmp_path: Path, broker: str
+    small_board: Board, wheel: Path, tmp_path: Path, broker: str
 ) -> None:
     second, third = (make_variant(wheel, version, tmp_path) for version in (SECOND, "9.3.0"))
-    code, said = board.update(second, "--broker", broker, "--format", "json")
+    code, said = small_board.update(second, "--broker", broker, "--format", "json")
     assert code == 0, said
-    assert "passed its checks" in said
+    assert "passed its checks, without PyTorch" in said
     assert json.loads(said.splitlines()[0])["previous"] == "first"
-    assert board.read_version() == SECOND
-    assert board.run("--version", link="previous").stdout.split()[-1] == FIRST
-    code, said = board.update(second)
+    assert small_board.read_version() == SECOND
+    assert small_board.run("--version", link="previous").stdout.split()[-1] == FIRST
+    code, said = small_board.update(second)
     assert (code, "is the current environment already" in said) == (2, True)
-    assert board.run("update", "--rollback").returncode == 0
-    assert board.read_version() == FIRST
-    again = board.run("update", "--rollback")
+    assert small_board.run("update", "--rollback").returncode == 0
+    assert small_board.read_version() == FIRST
+    again = small_board.run("update", "--rollback")
     assert (again.returncode, "no earlier environment" in again.stderr) == (2, True), again.stderr
-    assert board.read_version() == FIRST
-    code, said = board.update(second)
+    assert small_board.read_version() == FIRST
+    code, said = small_board.update(second)
     assert (code, "passed its checks" in said) == (0, True), said
-    assert board.read_version() == SECOND
-    assert board.update(third)[0] == 0
-    assert board.read_version() == "9.3.0"
-    assert len(board.list_environments()) == 2, "the oldest one is removed"
+    assert small_board.read_version() == SECOND
+    assert small_board.update(third)[0] == 0
+    assert small_board.read_version() == "9.3.0"
+    assert len(small_board.list_environments()) == 2, "the oldest one is removed"
 
 
 def break_import(name: str, content: bytes) -> bytes:
@@ -60,7 +59,7 @@ def require_more(name: str, content: bytes) -> bytes:
 
 
 def test_an_update_that_cannot_work_changes_nothing(
-    board: Board, wheel: Path, tmp_path: Path
+    small_board: Board, wheel: Path, tmp_path: Path
 ) -> None:
     second = make_variant(wheel, SECOND, tmp_path)
     foreign = tmp_path / second.name.replace("py3-none-any", "cp39-cp39-win_amd64")
@@ -83,56 +82,31 @@ def test_an_update_that_cannot_work_changes_nothing(
         (second, nobody, "", 3, r"doctor failed with code .*127\.0\.0\.1:9"),
     ):
         if not path.exists():
-            sha256, found = "ab" * 32, board.run("update", str(path), "--sha256", "ab" * 32)
+            sha256, found = "ab" * 32, small_board.run("update", str(path), "--sha256", "ab" * 32)
             told = found.returncode, found.stdout + found.stderr
         else:
-            told = board.update(path, *more, sha256=sha256)
+            told = small_board.update(path, *more, sha256=sha256)
         assert told[0] == code, told[1]
         assert re.search(words, told[1].replace("\n", " ")), told[1]
-        assert board.list_environments() == ["first"]
-        assert not (board.root / ".staged").exists()
-    assert board.read_version() == FIRST
-    assert not (board.root / "previous").exists()
+        assert small_board.list_environments() == ["first"]
+        assert not (small_board.root / ".staged").exists()
+    assert small_board.read_version() == FIRST
+    assert not (small_board.root / "previous").exists()
 
 
 @pytest.mark.parametrize("sign", [".staged/*.whl", "9.2.0-*/pyvenv.cfg", "9.2.0-*/bin/edge-agent"])
 def test_a_killed_update_leaves_a_version_in_use_and_the_next_one_clears_up(
-    board: Board, wheel: Path, tmp_path: Path, sign: str
+    small_board: Board, wheel: Path, tmp_path: Path, sign: str
 ) -> None:
     """The signs appear in this order: the wheel, the environment, its program."""
     second = make_variant(wheel, SECOND, tmp_path)
     digest = hashlib.sha256(second.read_bytes()).hexdigest()
-    words = [str(board.root / "current" / "bin" / "edge-agent"), "update", str(second)]
-    with subprocess.Popen([*words, "--sha256", digest], env=board.environment) as process:
-        eventually(lambda: list(board.root.glob(sign)) or process.poll() is not None)
+    words = [str(small_board.root / "current" / "bin" / "edge-agent"), "update", str(second)]
+    with subprocess.Popen([*words, "--sha256", digest], env=small_board.environment) as process:
+        eventually(lambda: list(small_board.root.glob(sign)) or process.poll() is not None, 600)
         process.kill()
-    assert board.read_version() in (FIRST, SECOND)
-    code, said = board.update(make_variant(wheel, "9.3.0", tmp_path))
+    assert small_board.read_version() in (FIRST, SECOND)
+    code, said = small_board.update(make_variant(wheel, "9.3.0", tmp_path))
     assert code == 0, said
-    assert board.read_version() == "9.3.0"
-    assert len(board.list_environments()) == 2
-
-
-@pytest.mark.broker
-def test_a_restarted_agent_joins_or_the_previous_version_returns(
-    board: Board, wheel: Path, tmp_path: Path, broker: str, start: Start
-) -> None:
-    tools = board.add_systemctl(tmp_path / "tools", broker)
-    settings = ["--set", "evaluate.devices=false", "--min-agents", "1", "--rounds", "1000"]
-    words = ["start", "--name", "r", "--model", "mlp-small", "--broker", broker, *settings]
-    coordinator = start(*COORDINATOR, *words, "--format", "json")
-    try:
-        restart = ["--restart", "agent", "--broker", broker, "--wait"]
-        code, said = board.update(make_variant(wheel, SECOND, tmp_path), *restart, "240")
-        assert (code, "joined a run" in said) == (0, True), said
-        assert wait_for_words(coordinator, tmp_path / "0.err", "round 2 of"), said
-        bad = make_variant(wheel, "9.3.0", tmp_path, refuse_to_join)
-        code, said = board.update(bad, *restart, "30")
-        assert code == 6, said
-        assert "went back from 9.3.0-" in said
-        assert board.read_version() == SECOND
-        assert "not today" in (tools / "agent.log").read_text()
-        record = tmp_path / "state" / "start.json"
-        assert eventually(lambda: record.exists() and SECOND in record.read_text(), 240)
-    finally:
-        board.stop_agent(tools)
+    assert small_board.read_version() == "9.3.0"
+    assert len(small_board.list_environments()) == 2

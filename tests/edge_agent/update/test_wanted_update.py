@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.installed_boards import FIRST, SECOND, Board, make_variant, refuse_to_join
 from tests.support.processes import COORDINATOR, Running, Start, wait_for_words
+from tests.support.waiting import eventually
 
 # each update imports PyTorch several times, and trains once
 pytestmark = [
@@ -73,9 +74,10 @@ def test_a_version_is_tried_on_a_device_promoted_and_taken_back(
         bad = make_variant(wheel, "9.3.0", wheels, refuse_to_join)
         names = [f"{path.name.split('-')[1]}-{hash_wheel(path)[:8]}" for path in (second, bad)]
 
-        def look() -> tuple[int, str]:
+        def look(wait: int = 240) -> tuple[int, str]:
+            """Ask for the wanted version. wait: seconds for its agent to join."""
             wanted = ["update", "--wanted", "--index-url", index, "--restart", "agent"]
-            done = board.run(*wanted, "--wait", "120", "--broker", broker, "--name", "a")
+            done = board.run(*wanted, "--wait", f"{wait}", "--broker", broker, "--name", "a")
             return done.returncode, done.stdout + done.stderr
 
         try:
@@ -89,6 +91,8 @@ def test_a_version_is_tried_on_a_device_promoted_and_taken_back(
             assert finish(order(SECOND, *tried, "0"))[1]["canary"] == names[0]
             code, said = look()
             assert (code, board.read_version()) == (0, SECOND), said
+            assert f"{names[0]} passed its checks\n" in said, "with PyTorch"
+            assert f"the agent of {names[0]} joined a run" in said
             assert finish(order("--rollback"))[0] == 0
             code, said = look()
             assert (code, board.read_version()) == (0, FIRST), said
@@ -104,8 +108,11 @@ def test_a_version_is_tried_on_a_device_promoted_and_taken_back(
             # a version that does not join is left, refused, and taken back
             judged = order("9.3.0", "--sha256", hash_wheel(bad), "--canary", "a", "--promote")
             assert wait_for_words(judged, tmp_path / "4.err", "waiting up to")
-            code, said = look()
+            code, said = look(wait=30)
             assert (code, "went back from 9.3.0-" in said) == (6, True), said
+            assert "not today" in (tools / "agent.log").read_text()
+            record = tmp_path / "state" / "start.json"
+            assert eventually(lambda: record.exists() and SECOND in record.read_text(), 240)
             code, result = finish(judged)
             assert code == 8
             assert (result["stable"], result["canary"]) == (names[0], "")
