@@ -4,7 +4,6 @@ from the history of the repository.
 
 from __future__ import annotations
 
-import functools
 import json
 import signal
 import sys
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from tests.support.earlier_versions import (
     unpack_wheel,
 )
 from tests.support.processes import Running, Start, result, wait_for_words
+from tests.support.shared_folders import share_folder
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.slow]
@@ -35,15 +36,20 @@ SETTINGS = [word for one in QUICK for word in ("--set", one)]
 NOW = ""  # in the place of a commit: this version
 
 
-@pytest.fixture(scope="module")
-def install(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def build_version(commit: str, folder: Path) -> None:
+    """Build the wheel of a commit, and unpack it into a folder."""
+    unpack_wheel(
+        build_wheel(extract_commit(commit, folder / "source"), folder), folder / "installed"
+    )
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Callable[[str], str]:
     """Return a function that builds the wheel of a commit, and returns where it is unpacked."""
 
-    @functools.cache
     def build(commit: str) -> str:
-        folder = tmp_path_factory.mktemp("version")
-        wheel = build_wheel(extract_commit(commit, folder / "source"), folder)
-        return str(unpack_wheel(wheel, folder / "installed"))
+        made = share_folder(commit, tmp_path.parent, partial(build_version, commit))
+        return str(made / "installed")
 
     return build
 
@@ -80,47 +86,6 @@ def list_folded(folder: Path, number: int) -> list[str]:
     found = [one.agent for one in store.read_entries(number) if one.outcome == "folded"]
     store.close()
     return sorted(found)
-
-
-def test_agents_of_two_versions_train_in_one_run(tmp_path: Path, versions: Versions) -> None:
-    coordinator = versions.coordinate(NOW, "--rounds", "2", "--min-agents", "2")
-    agents = [versions.join(AT_PROTOCOL_3, "old", "0/2"), versions.join(NOW, "new", "1/2")]
-    assert result(coordinator, 240)["rounds"] == 2
-    assert [result(agent, 60)["updates"] for agent in agents] == [2, 2]
-    assert [list_folded(tmp_path, number) for number in (1, 2)] == [["new", "old"]] * 2
-    shown = versions.run(NOW, "coordinator", "devices", "r", "--format", "json")
-    devices = {one["agent"]: one["profile"] for one in result(shown)["agents"]}
-    assert {name: one["protocol"] for name, one in devices.items()} == {"old": 3, "new": PROTOCOL}
-    assert devices["old"]["software"] == ""
-    assert devices["new"]["software"].startswith("edge-agent")
-
-
-def test_an_agent_trains_in_a_run_of_the_previous_version(
-    tmp_path: Path, versions: Versions
-) -> None:
-    """So agents may be upgraded before the coordinator, and the coordinator may go back."""
-    coordinator = versions.coordinate(AT_PROTOCOL_3, "--rounds", "2", "--min-agents", "1")
-    agent = versions.join(NOW, "new", "0/1")
-    assert result(coordinator, 240)["rounds"] == 2
-    assert result(agent, 60)["updates"] == 2
-
-
-def test_a_coordinator_is_upgraded_while_agents_of_both_versions_train(
-    tmp_path: Path, versions: Versions
-) -> None:
-    """The new coordinator resumes the run, and its agents continue without a restart."""
-    before = versions.coordinate(AT_PROTOCOL_3, "--rounds", "500", "--min-agents", "2")
-    agents = [versions.join(AT_PROTOCOL_3, "old", "0/2"), versions.join(NOW, "new", "1/2")]
-    assert wait_for_words(before, tmp_path / "0.err", "round 2 of 500", 240)
-    before.send_signal(signal.SIGTERM)  # background processes ignore SIGINT
-    assert before.wait(90) == 130
-    store = Store.open(tmp_path / "runs", "r", read_only=True)
-    done = store.rounds_done
-    store.close()
-    after = versions.coordinate(NOW, "--resume", "--rounds", str(done + 2), "--min-agents", "2")
-    assert result(after, 240)["rounds"] == done + 2
-    assert [result(agent, 60)["updates"] >= 2 for agent in agents] == [True, True]
-    assert list_folded(tmp_path, done + 2) == ["new", "old"]
 
 
 @dataclass
@@ -175,6 +140,16 @@ def count_updates(agent: Running) -> int:
     return int(json.loads(told.splitlines()[-1])["updates"])
 
 
+def check_profiles(versions: Versions) -> None:
+    """Check that a new coordinator shows the versions of old and new agents."""
+    shown = versions.run(NOW, "coordinator", "devices", "r", "--format", "json")
+    devices = {one["agent"]: one["profile"] for one in result(shown)["agents"]}
+    found = {name: one["protocol"] for name, one in devices.items()}
+    assert found == {"a": 3, "b": 3, "c": PROTOCOL}
+    assert devices["a"]["software"] == ""
+    assert devices["c"]["software"].startswith("edge-agent")
+
+
 @pytest.mark.timeout(1800)  # nine processes start one after another
 def test_a_fleet_is_upgraded_and_goes_back_while_rounds_go_on(
     tmp_path: Path, versions: Versions
@@ -197,9 +172,9 @@ def test_a_fleet_is_upgraded_and_goes_back_while_rounds_go_on(
 
     site.coordinate(NOW, 5000)
     proceed("coordinator new, agents a old, b old, c new")
-    site.join("a", NOW)
-    proceed("coordinator new, agents a new, b old, c new")
-    site.join("b", NOW)
+    check_profiles(versions)
+    for name in "ab":
+        site.join(name, NOW)
     proceed("coordinator new, agents a new, b new, c new")
     site.join("b", old)
     proceed("coordinator new, agents a new, b old, c new")
