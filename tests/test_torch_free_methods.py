@@ -11,17 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.assign.majority_network import build_network
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.run.config_sources import ConfigSources
-from coordinator.run.run_preparation import make_weights, propose_menu
 from coordinator.simulate.simulation import simulate_run
 from coordinator.store.run_store import Store
-from export.trainstep.export_process import export_graphs
-from export.trainstep.graph_order import GraphOrder, make_order
 from federated.data import loading
 from federated.device.trainers.onnx_trainer import OnnxTrainer
-from federated.methods.catalogue import find_method
+from tests.support.exported_graphs import list_orders, share_graphs
 from tests.support.memory_federation import PYTORCH, RUN, Member, digits, federate, make_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -59,22 +55,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The exported graphs, by the names of their orders."""
-    return tmp_path_factory.mktemp("graphs")
-
-
-def order_smallest(settings: dict[str, Any]) -> tuple[GraphOrder, str]:
-    """Return the order for the smallest submodel of a run, and the name of the largest."""
-    config = make_config(settings)
-    method = find_method(config.method_name)
-    network = build_network(config, [loading.load_central("digits").card()])
-    menu = propose_menu(method, network, config.settings)
-    state = method.start(make_weights(config, network, method), menu, config.settings)
-    return make_order(menu[0], method.recipe(state, menu[0])), menu[-1].name
-
-
 def read_tensors(runs: Path, name: str) -> dict[str, torch.Tensor]:
     """Return what a run learned, without statistics, which any device may measure."""
     store = Store.open(runs, name, read_only=True)
@@ -94,17 +74,13 @@ def measure_distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_device_without_pytorch_replaces_one_with_it(
-    name: str, tmp_path: Path, shelf: Path
-) -> None:
+def test_a_device_without_pytorch_replaces_one_with_it(name: str, tmp_path: Path) -> None:
     """The one with the smallest submodel, beside another with the largest. What they learn differs
     by no more than what two of PyTorch alone learn if one adds up its examples in another order.
     """
     given = {**SETTINGS, **METHODS[name], "method.name": name}
-    order, largest = order_smallest(given)
-    if not (shelf / order.name).exists():
-        (shelf / order.name).mkdir()
-        export_graphs(order, shelf / order.name)
+    orders = list_orders(make_config(given))
+    order, largest = orders[0], orders[-1].submodel.name
     found, data = {}, digits(0, 2)
     other = replace(data, x=data.x[::-1].copy(), y=data.y[::-1].copy())
     cases = {
@@ -113,10 +89,10 @@ def test_a_device_without_pytorch_replaces_one_with_it(
         "other": (PYTORCH, other),
     }
     for folder, (trainer, own) in cases.items():
-        graphs = tmp_path / folder / "runs" / RUN / "graphs" / order.name
+        run = tmp_path / folder / "runs" / RUN
 
-        def watch(fleet: MessageLoop, graphs: Path = graphs) -> None:
-            shutil.copytree(shelf / order.name, graphs)
+        def watch(fleet: MessageLoop, run: Path = run) -> None:
+            share_graphs(order, run, tmp_path)
 
         members = [Member("a0", own, trainer=trainer), Member("a1", digits(1, 2))]
         pins = {"assign.submodels": {"a0": order.submodel.name, "a1": largest}}

@@ -17,6 +17,7 @@ from coordinator.built_page import PACKAGE
 from tests.support.processes import COORDINATOR, ROOT, Running, Start, wait_for_words
 
 __all__ = [
+    "ONE_SIZE",
     "PAGE_TEST",
     "PATIENCE",
     "RUN",
@@ -45,9 +46,11 @@ PAGE_TEST = [  # and slow, which each file marks itself: CI finds slow tests by 
     pytest.mark.timeout(2 * PATIENCE),
     needs_page,
 ]
+# of a run with one submodel, whose training graphs all such runs share
+ONE_SIZE = ("model.name=mlp", "data.name=digits", "method.name=fedavg", "method.widths=[1.0]")
 # of a small run that goes on until the test ends
 SETTINGS = (
-    *("model.name=mlp", "data.name=digits", "method.name=fedavg", "method.widths=[1.0]"),
+    *ONE_SIZE,
     *("rounds=100000", "broker.kind=embedded", "fleet.min_agents=1"),
 )
 RUN = "phones"
@@ -78,6 +81,13 @@ def start_run(
     given = *settings, *([f"broker.url={broker}"] if broker else [])
     process = start(*COORDINATOR, *list_start_arguments(tmp_path, RUN, ports, given))
     assert wait_for_words(process, tmp_path / "0.err", "phones join at")
+    if {*ONE_SIZE} <= {*settings}:
+        # imported here, since all tests import this module
+        from coordinator.run.config_sources import ConfigSources
+        from tests.support.exported_graphs import list_orders, share_graphs
+
+        (order,) = list_orders(ConfigSources(settings=ONE_SIZE).load())
+        share_graphs(order, tmp_path / "runs" / RUN, tmp_path)
     return process, broker or f"{HOST}:{own}"
 
 

@@ -15,6 +15,7 @@ from coordinator.store.run_store import Store
 from federated.data import loading
 from tests.support.brokers import BOTH
 from tests.support.phone_pages import (
+    ONE_SIZE,
     PAGE_TEST,
     PATIENCE,
     RUN,
@@ -61,9 +62,8 @@ def test_two_browsers_and_two_pytorch_agents_learn_digits(
     kind: str, tmp_path: Path, start: Start, browser: Any
 ) -> None:
     """A tab that is closed in mid-round and opened again goes on, and the page predicts."""
-    settings = "model.name=mlp", "data.name=digits", "method.name=fedavg", "rounds=100000"
-    more = f"broker.kind={kind}", "method.widths=[1.0]", "fleet.min_agents=4"
-    process, broker = start_run(tmp_path, start, *settings, *more)
+    more = "rounds=100000", f"broker.kind={kind}", "fleet.min_agents=4"
+    process, broker = start_run(tmp_path, start, *ONE_SIZE, *more)
     shards = ["--data", "digits", "--seed", "0", "--broker", broker]
     for index in (2, 3):
         start(*AGENT, "join", "--name", f"a{index}", "--shard", f"{index}/4", *shards)

@@ -13,13 +13,13 @@ from benchmarks.faults.parts.object_store import BUCKET, CREDENTIALS, StoreServe
 from benchmarks.phones import phone_pages
 from coordinator.store.run_store import Store
 from tests.support.object_stores import needs_store
-from tests.support.phone_pages import PAGE_TEST, PATIENCE, RUN, open_page, start_run
+from tests.support.phone_pages import ONE_SIZE, PAGE_TEST, PATIENCE, RUN, open_page, start_run
 from tests.support.processes import Start
 
 pytestmark = [pytest.mark.slow, *PAGE_TEST]
 
 SETTINGS = (
-    *("model.name=mlp", "data.name=digits", "method.name=fedavg", "method.widths=[1.0]"),
+    *ONE_SIZE,
     *("rounds=2", "broker.kind=embedded", "fleet.min_agents=1", "fleet.wait=600"),
 )
 
