@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
 
 from benchmarks.__main__ import main
-from benchmarks.training_graphs.command import Deviation, compare_steps, measure
+from benchmarks.comparison.result import BenchmarkResult
+from benchmarks.training_graphs import command as training_graphs
+from benchmarks.training_graphs.command import Deviation, compare_steps
 from benchmarks.training_graphs.step_and_pytorch_training import Trial, train_with_pytorch
 from edge_agent.join.speed_calibration import build_network, draw_examples
-from federated.errors import ExportError
 from federated.task import Recipe
 from models.submodel_building import full
 
@@ -21,31 +22,24 @@ FAILING = "tests.support.user_networks:Growing"
 
 
 @pytest.mark.slow
-def test_a_network_is_compared_with_pytorch(tmp_path: Path) -> None:
-    said = list[str]()
-    rows = list(measure("mlp-small", 3, 4, tmp_path, said.append))
-    export, error, losses, time, memory, ready = rows
+def test_a_network_is_compared_with_pytorch_although_another_one_cannot_be_exported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(training_graphs, "TURNS", 1)
+    words = ["trainstep", "--batch", "3", "--steps", "4", "--format", "json"]
+    done = CliRunner().invoke(main, [*words, "--model", FAILING, "--model", "mlp-small"])
+    assert done.exit_code == 1
+    found = msgspec.json.decode(done.stdout.splitlines()[-1], type=BenchmarkResult)
+    (failure,) = found.failures
+    assert failure.name == FAILING
+    assert "aten.convolution_backward has no translation" in failure.reason
+    assert all(row.name.startswith("mlp-small, ") for row in found.rows)
+    export, error, losses, time, memory, ready = found.rows
     assert 0 < error.ours < 1e-4
     assert losses.ours > 0
     assert memory.ratio is not None
     assert memory.ratio > 1
     assert min(row.ours for row in (export, time, memory, ready)) > 0
-    assert "mlp-small: exported" in said[0]
-
-
-@pytest.mark.slow
-def test_a_network_that_cannot_be_exported_gives_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"aten.convolution_backward has no translation"):
-        list(measure(FAILING, 3, 4, tmp_path, lambda line: None))
-
-
-@pytest.mark.slow
-def test_a_network_that_fails_does_not_hide_the_others() -> None:
-    command = ["trainstep", "--batch", "3", "--steps", "2"]
-    done = CliRunner().invoke(main, [*command, "--model", FAILING, "--model", "mlp-small"])
-    assert done.exit_code == 1
-    assert "mlp-small, step (ms)" in done.stdout
-    assert f"failed: {FAILING}:" in done.stdout
 
 
 def test_an_error_above_the_limit_passes_only_where_pytorch_has_one_like_it() -> None:

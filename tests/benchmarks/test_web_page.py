@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.web_page import large_fleet_measurement
 from benchmarks.web_page.browser import find_chromium
 from benchmarks.web_page.command import DOCS, format_conclusion
 from benchmarks.web_page.large_fleet_measurement import (
@@ -76,8 +77,10 @@ def test_the_readme_shows_the_page_in_small_pictures() -> None:
 @pytest.mark.broker
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine")
 @pytest.mark.skipif(find_spec(PACKAGE) is None, reason="the page is not built: run `make web`")
-def test_a_small_fleet_is_measured(tmp_path: Path) -> None:
+def test_a_small_fleet_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("playwright.sync_api")
+    monkeypatch.setattr(large_fleet_measurement, "DELAY", 5.0)
+    monkeypatch.setattr(large_fleet_measurement, "HEAP_EVERY", 0.5)
     made = measure(tmp_path, agents=5, rounds=1, blocks=1, say=print)
     assert made.events > 0
     assert made.heaps
