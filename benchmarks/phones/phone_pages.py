@@ -11,11 +11,11 @@ from typing import Any
 from coordinator.simulate.demo_fleet import python_command
 from federated.errors import FleetError
 
-__all__ = ["HOST", "SIZE", "find_code", "join", "list_start_arguments", "make_page", "scan_code"]
+__all__ = ["HOST", "find_code", "join", "list_start_arguments", "make_page", "scan_code"]
 
 HOST = "127.0.0.1"
 SIZE = {"width": 390, "height": 844}  # of a phone's screen
-LONGEST_WAIT = 60_000  # milliseconds until the page has joined
+LONGEST_WAIT = 300_000  # milliseconds until a page shows something; a busy machine takes minutes
 # keeps each training: its round, and for each step its loss, and the seconds since the training
 # was given to the worker
 RECORD = """
@@ -74,7 +74,9 @@ def make_page(browser: Any, init: str = "", **context: Any) -> Any:
     """Return an empty page of a new phone. init: a script that runs first in the page. context:
     options of the browser's context.
     """
-    page = browser.new_context(viewport=SIZE, **context).new_page()
+    made = browser.new_context(viewport=SIZE, **context)
+    made.set_default_timeout(LONGEST_WAIT)
+    page = made.new_page()
     page.add_init_script(RECORD + init)
     return page
 
@@ -88,5 +90,5 @@ def scan_code(page: Any, code: str, shard: str) -> Any:
 
 def join(page: Any) -> Any:
     """Let a phone train on digits, and return its page."""
-    page.get_by_role("button", name="Train on digits").click(timeout=LONGEST_WAIT)
+    page.get_by_role("button", name="Train on digits").click()
     return page

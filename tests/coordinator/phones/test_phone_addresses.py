@@ -144,7 +144,7 @@ def test_without_https_a_phone_trains_and_says_what_it_lacks(tmp_path: Path, sta
         page = make_page(browser)
         encodings = list_encodings(page)
         scan_code(page, code, "0/1")
-        page.get_by_role("button", name="Train on these pictures").wait_for(timeout=60_000)
+        page.get_by_role("button", name="Train on these pictures").wait_for()
         for lacking in ("crypto.subtle", "navigator.mediaDevices", "window.DeviceMotionEvent"):
             assert page.evaluate(f"typeof {lacking}") == "undefined", lacking
         assert not page.evaluate("isSecureContext || crossOriginIsolated")

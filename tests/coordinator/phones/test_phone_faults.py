@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks.phones import phone_pages
-from benchmarks.phones.phone_pages import SIZE, find_code, make_page, scan_code
+from benchmarks.phones.phone_pages import find_code, make_page, scan_code
 from benchmarks.web_page.browser import open_chromium
 from coordinator.access.configured_authority import open_authority
 from coordinator.settings.service_tables import Broker
@@ -70,10 +70,6 @@ def serve_site(folder: Path, **pages: str) -> Iterator[str]:
         server.shutdown()
 
 
-def open_tab(browser: Any) -> Any:
-    return browser.new_context(viewport=SIZE).new_page()
-
-
 def test_codes_that_do_not_work_and_other_sites_are_refused(
     tmp_path: Path, start: Start, browser: Any
 ) -> None:
@@ -82,7 +78,7 @@ def test_codes_that_do_not_work_and_other_sites_are_refused(
     url, _, token = code.partition("#")
     origin = url.removesuffix("/phone/")
 
-    lost = open_tab(browser)
+    lost = make_page(browser)
     answers = list[int]()
 
     def lose(route: Any) -> None:
@@ -95,29 +91,29 @@ def test_codes_that_do_not_work_and_other_sites_are_refused(
 
     lost.route("**/phone/join", lose)
     scan_code(lost, code, "0/4")
-    lost.get_by_role("button", name="Train on digits").wait_for(timeout=60_000)
+    lost.get_by_role("button", name="Train on digits").wait_for()
     assert answers == [200, 200]
     assert lost.url.partition("?")[0] == url, "no token stays in the address"
 
-    stranger = open_tab(browser)
+    stranger = make_page(browser)
     stranger.goto(f"{url}#{token}")
-    stranger.get_by_role("alert").get_by_text("already used").wait_for(timeout=60_000)
+    stranger.get_by_role("alert").get_by_text("already used").wait_for()
     with closing(open_authority(Broker(pki=str(tmp_path / "pki")))) as authority:
         expired = authority.invite("p1", "127.0.0.1", 1, -1)
-    late = open_tab(browser)
+    late = make_page(browser)
     late.goto(f"{url}#{expired}")
-    late.get_by_role("alert").get_by_text("expired").wait_for(timeout=60_000)
+    late.get_by_role("alert").get_by_text("expired").wait_for()
     assert find_violations(late) == []
 
     frame = f'<iframe src="{url}"></iframe>'
     with serve_site(tmp_path, **{"frame.html": frame, "empty.html": ""}) as site:
-        framing = open_tab(browser)
+        framing = make_page(browser)
         framing.goto(f"{site}/frame.html")
         framing.wait_for_load_state("networkidle")
         inner = framing.frames[1]
         assert inner.url != url
         assert inner.locator("h1", has_text="Espalier").count() == 0
-        foreign = open_tab(browser)
+        foreign = make_page(browser)
         foreign.goto(f"{site}/empty.html")
         ask = "url => fetch(url, {method: 'POST', body: '{}'}).then(() => 'sent', () => 'refused')"
         assert foreign.evaluate(ask, f"{url}join") == "refused"
@@ -145,7 +141,7 @@ def test_the_token_is_in_no_address_and_the_page_in_no_referrer(
     page.on("request", note)
     code = find_code(tmp_path, "p0")
     phone_pages.join(scan_code(page, code, "0/1"))
-    page.get_by_text("profile: 1 message").wait_for(timeout=60_000)
+    page.get_by_text("profile: 1 message").wait_for()
     assert {"join", "digits"} <= {urlsplit(one.url).path.rpartition("/")[2] for one in requests}
     secret = code.partition("#")[2].split("/1-")[1].split("-")[0]
     for one in requests:
@@ -167,7 +163,7 @@ def test_the_network_is_tried_while_the_page_is_hidden(
     eventually(lambda: name_class(page, held.x_held[0], "first.png") is not None, PATIENCE)
     page.wait_for_timeout(5000)  # some rounds of training
     page.evaluate("window.hideNow = true")
-    page.get_by_text("Paused: the page is in the background").wait_for(timeout=60_000)
+    page.get_by_text("Paused: the page is in the background").wait_for()
     assert find_violations(page) == []
     found = [name_class(page, x, f"{at}.png") for at, x in enumerate(held.x_held[:8])]
     right = [a == b for a, b in zip(found, held.y_held[:8], strict=True)]
@@ -193,7 +189,7 @@ def test_the_network_names_what_the_camera_sees(tmp_path: Path, start: Start) ->
     start_run(tmp_path, start, *SETTINGS)
     with open_chromium(*flags) as browser:
         page = join(browser, tmp_path, "p0", "0/1", permissions=["camera"])
-        page.get_by_role("button", name="Use the camera").click(timeout=60_000)
+        page.get_by_role("button", name="Use the camera").click()
         answer = page.get_by_text(re.compile(r"^class \d+ \("))
         eventually(
             lambda: (
@@ -204,7 +200,7 @@ def test_the_network_names_what_the_camera_sees(tmp_path: Path, start: Start) ->
         )
         assert read_state(page) not in {"Finished", "No connection"}
         heard = page.get_by_role("status").get_by_text(f"class {label}", exact=True)
-        heard.wait_for(timeout=60_000, state="attached")
+        heard.wait_for(state="attached")
         assert find_violations(page) == []
         page.get_by_role("button", name="Stop the camera").click()
         page.get_by_role("button", name="Use the camera").wait_for()
@@ -222,8 +218,8 @@ def test_the_network_names_what_the_camera_sees(tmp_path: Path, start: Start) ->
 
     with open_chromium() as browser:  # without any camera
         page = join(browser, tmp_path, "p1", "0/1", permissions=["camera"])
-        page.get_by_role("button", name="Use the camera").click(timeout=60_000)
-        page.get_by_role("alert").get_by_text("no camera").wait_for(timeout=60_000)
+        page.get_by_role("button", name="Use the camera").click()
+        page.get_by_role("alert").get_by_text("no camera").wait_for()
         denied = join(browser, tmp_path, "p2", "0/1")
-        denied.get_by_role("button", name="Use the camera").click(timeout=60_000)
-        denied.get_by_role("alert").wait_for(timeout=60_000)
+        denied.get_by_role("button", name="Use the camera").click()
+        denied.get_by_role("alert").wait_for()

@@ -56,13 +56,13 @@ def test_a_browser_without_simd_is_told_which_ones_have_it(tmp_path: Path, start
     code = find_code(tmp_path, "p0")
     with open_chromium(WITHOUT_SIMD) as old:
         page = scan_code(make_page(old), code, "0/1")
-        page.get_by_role("alert").get_by_text("no WebAssembly SIMD").wait_for(timeout=60_000)
+        page.get_by_role("alert").get_by_text("no WebAssembly SIMD").wait_for()
         assert "Chrome 91" in page.inner_text("main")
         assert page.get_by_role("button").count() == 0
         assert find_violations(page) == []
     with open_chromium() as browser:
         page = scan_code(make_page(browser), code, "0/1")
-        page.get_by_role("button", name="Train on digits").wait_for(timeout=60_000)
+        page.get_by_role("button", name="Train on digits").wait_for()
 
 
 def test_a_phone_whose_storage_is_full_trains_on(
@@ -73,9 +73,9 @@ def test_a_phone_whose_storage_is_full_trains_on(
     full = {"origin": code.partition("phone/")[0], "quotaSize": 1}  # bytes
     page.context.new_cdp_session(page).send("Storage.overrideQuotaForOrigin", full)
     join(scan_code(page, code, "0/1"))
-    page.get_by_text("After a reload you need a new code").wait_for(timeout=60_000)
-    page.get_by_role("alert").get_by_text("storage is full").wait_for(timeout=60_000)
-    page.get_by_role("log").get_by_text("The browser cannot store more").wait_for(timeout=60_000)
+    page.get_by_text("After a reload you need a new code").wait_for()
+    page.get_by_role("alert").get_by_text("storage is full").wait_for()
+    page.get_by_role("log").get_by_text("The browser cannot store more").wait_for()
     before = count_trainings(page)
     wait_for_training(page, before)
     assert find_violations(page) == []
@@ -98,7 +98,7 @@ def test_a_phone_trains_on_when_its_broker_returns(
         count_trainings(page)
         for _ in range(2):
             broker.stop()
-            page.get_by_text("Server unavailable").wait_for(timeout=60_000)
+            page.get_by_text("Server unavailable").wait_for()
             assert read_state(page) == "No connection"
             before = count_trainings(page)  # the second time, more than a lost receipt is missing
             broker.restart()
@@ -116,17 +116,17 @@ def test_a_phone_without_its_broker_says_so_and_leaves_the_run(
         assert find_violations(page) == []
         os.killpg(broker.pid, signal.SIGSTOP)  # it answers no more, but keeps its connections
         page.get_by_role("button", name="Pause").click()
-        page.get_by_text("Paused: someone pressed Pause").wait_for(timeout=60_000)
+        page.get_by_text("Paused: someone pressed Pause").wait_for()
         assert list_stored(page)
         page.get_by_role("button", name="Leave the run").click()
-        page.get_by_text("You left the run").wait_for(timeout=60_000)
+        page.get_by_text("You left the run").wait_for()
         eventually(lambda: page.wait_for_timeout(100) or list_stored(page) == [])
         assert find_violations(page) == []
         os.killpg(broker.pid, signal.SIGCONT)
 
         other = join(open_page(browser, tmp_path, "p1", "0/1"))
-        other.get_by_text("profile: 1 message").wait_for(timeout=60_000)
+        other.get_by_text("profile: 1 message").wait_for()
         broker.stop()
-        other.get_by_text("The connection is lost").wait_for(timeout=60_000)
+        other.get_by_text("The connection is lost").wait_for()
         assert read_state(other) == "No connection"
         assert find_violations(other) == []

@@ -79,7 +79,7 @@ def test_a_phone_learns_activities_from_its_motion(
     start_har(tmp_path, start)
     page = open_page(browser, tmp_path, "p0", "0/1")
     record = page.get_by_role("button", name="Record this class")
-    record.wait_for(timeout=60_000)
+    record.wait_for()
     assert page.get_by_role("button", name="Train on digits").count() == 0
     sensors = Sensors(page)
     for label, activity in enumerate(ACTIVITIES):
@@ -87,7 +87,7 @@ def test_a_phone_learns_activities_from_its_motion(
         page.get_by_role("spinbutton", name="Class").fill(str(label))
         record.click()
         many = re.compile(rf"Class {label}: [{PIECES}-9] pieces")
-        page.get_by_text(many).wait_for(timeout=60_000)
+        page.get_by_text(many).wait_for()
         assert find_violations(page) == []
         page.get_by_role("button", name="Stop recording").click()
     turned = page.evaluate(READ_ROTATION)
@@ -108,7 +108,7 @@ def test_a_phone_learns_activities_from_its_motion(
             PATIENCE,
         )
     status = page.get_by_role("status").get_by_text("class 0", exact=True)
-    status.wait_for(timeout=60_000, state="attached")
+    status.wait_for(state="attached")
     assert find_violations(page) == []
     page.get_by_role("button", name="Stop the motion sensors").click()
 
@@ -118,6 +118,6 @@ def test_a_device_without_motion_sensors_says_so(
 ) -> None:
     start_har(tmp_path, start)
     page = open_page(browser, tmp_path, "p0", "0/1")
-    page.get_by_role("button", name="Record this class").click(timeout=60_000)
-    page.get_by_role("alert").get_by_text("Perhaps it has none").wait_for(timeout=60_000)
+    page.get_by_role("button", name="Record this class").click()
+    page.get_by_role("alert").get_by_text("Perhaps it has none").wait_for()
     page.get_by_role("button", name="Record this class").wait_for()

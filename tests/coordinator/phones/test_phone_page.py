@@ -106,7 +106,7 @@ def test_the_page_says_what_is_wrong(tmp_path: Path, start: Start, browser: Any)
     settings = "model.name=mlp", "data.name=digits", "broker.kind=embedded", "fleet.min_agents=2"
     process, _ = start_run(tmp_path, start, *settings)
     page = open_page(browser, tmp_path, "p0", "0/4")
-    page.get_by_role("button", name="Train on digits").wait_for(timeout=60_000)
+    page.get_by_role("button", name="Train on digits").wait_for()
     assert find_violations(page) == []
     broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"nothing"}
     held = loading.load_central("digits").x_held
@@ -118,7 +118,7 @@ def test_the_page_says_what_is_wrong(tmp_path: Path, start: Start, browser: Any)
     page.get_by_text("Class 0: 2 pictures.").wait_for()
     assert find_violations(page) == []
     page.get_by_role("button", name="Train on these pictures").click()
-    page.get_by_text("profile: 1 message").wait_for(timeout=60_000)
+    page.get_by_text("profile: 1 message").wait_for()
     page.get_by_label("Picture to try").set_input_files([broken])
     page.get_by_role("status").get_by_text("broken.png is not a picture").wait_for()
     assert find_violations(page) == []
@@ -126,13 +126,13 @@ def test_the_page_says_what_is_wrong(tmp_path: Path, start: Start, browser: Any)
     second = page.context.new_page()
     second.goto(f"{page.url}#p9@127.0.0.1:1/used")  # a code that does not work excludes no member
     second.get_by_role("alert").get_by_text("The device goes on in the run phones").wait_for()
-    page.get_by_text("opened in another tab").wait_for(timeout=60_000)
+    page.get_by_text("opened in another tab").wait_for()
     assert find_violations(page) == []
-    second.get_by_role("button", name="Pause").click(timeout=60_000)
+    second.get_by_role("button", name="Pause").click()
     second.get_by_text("Paused: someone pressed Pause").wait_for()
     assert find_violations(second) == []
     process.terminate()
-    second.get_by_text("No connection").wait_for(timeout=60_000)
+    second.get_by_text("No connection").wait_for()
     assert find_violations(second) == []
     second.get_by_role("button", name="Leave the run").click()
     second.get_by_text("You left the run").wait_for()
