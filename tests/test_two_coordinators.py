@@ -13,7 +13,7 @@ from coordinator.broker import local_broker as brokers
 from coordinator.store.run_lock import SHORTEST
 from coordinator.store.run_store import Store
 from tests.support.processes import AGENT, COORDINATOR, Running, Start, wait_for_words
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [
     pytest.mark.processes,
@@ -36,21 +36,21 @@ def test_the_later_coordinator_leads_and_the_earlier_one_exits(
         common += [word for one in QUICK for word in ("--set", one)]
         earlier = start(*common, "--runs", "runs")
         agent = start(*AGENT, "join", *where, "--run", "r", "--name", "a", "--spool", "spool")
-        eventually(lambda: list((tmp_path / "runs" / "r").glob("round-000002*")), 120)
+        eventually(lambda: list((tmp_path / "runs" / "r").glob("round-000002*")))
         earlier.send_signal(signal.SIGSTOP)
         shutil.copytree(tmp_path / "runs", tmp_path / "copy")
         later = start(*common, "--runs", "copy", "--resume")
         newest = max((tmp_path / "copy" / "r").glob("round-*")).name
-        eventually(lambda: max((tmp_path / "copy" / "r").glob("round-*")).name > newest, 120)
+        eventually(lambda: max((tmp_path / "copy" / "r").glob("round-*")).name > newest)
         broker.restart()
         earlier.send_signal(signal.SIGCONT)
-        assert earlier.wait(60) == 9, (tmp_path / "0.err").read_text()
+        assert earlier.wait(PATIENCE) == 9, (tmp_path / "0.err").read_text()
         assert "took over run 'r'" in (tmp_path / "0.err").read_text()
         newest = max((tmp_path / "copy" / "r").glob("round-*")).name
-        eventually(lambda: max((tmp_path / "copy" / "r").glob("round-*")).name > newest, 120)
+        eventually(lambda: max((tmp_path / "copy" / "r").glob("round-*")).name > newest)
         assert agent.poll() is None
         later.send_signal(signal.SIGINT)
-        assert later.wait(60) in (0, 130)
+        assert later.wait(PATIENCE) in (0, 130)
 
 
 def find_newest(tmp_path: Path) -> str:
@@ -63,7 +63,7 @@ def start_pair(start: Start, tmp_path: Path, broker: str) -> tuple[Running, Runn
     common = [*COORDINATOR, "start", *where, *RUN, "--rounds", "1000", "--data", "digits"]
     leader = start(*common, *(word for one in QUICK for word in ("--set", one)))
     start(*AGENT, "join", *where, "--run", "r", "--name", "a", "--spool", "spool")
-    eventually(lambda: find_newest(tmp_path) >= "round-000002", 120)
+    eventually(lambda: find_newest(tmp_path) >= "round-000002")
     standby = start(*COORDINATOR, "start", *where, "--name", "r", "--standby", f"{SHORTEST:g}")
     assert wait_for_words(standby, tmp_path / "2.out", "standing by until")
     newest = find_newest(tmp_path)
@@ -78,10 +78,10 @@ def check_end(start: Start, tmp_path: Path, standby: Running) -> None:
     """
     for _ in range(3):
         newest = find_newest(tmp_path)
-        eventually(lambda newest=newest: find_newest(tmp_path) > newest, 120)
-    assert start(*COORDINATOR, "stop", "r").wait(60) == 0
-    assert standby.wait(60) == 0, (tmp_path / "2.err").read_text()
-    assert start(*COORDINATOR, "check", "r").wait(60) == 0
+        eventually(lambda newest=newest: find_newest(tmp_path) > newest)
+    assert start(*COORDINATOR, "stop", "r").wait(PATIENCE) == 0
+    assert standby.wait(PATIENCE) == 0, (tmp_path / "2.err").read_text()
+    assert start(*COORDINATOR, "check", "r").wait(PATIENCE) == 0
     with closing(Store.open(tmp_path / "runs", "r", read_only=True)) as store:
         rounds = [number for number, *_ in store.read_history()]
         assert rounds == list(range(1, len(rounds) + 1))
@@ -106,16 +106,16 @@ def test_a_suspended_coordinator_that_wakes_up_leaves_the_run_to_the_standby(
     leader.send_signal(signal.SIGSTOP)
     assert wait_for_words(standby, tmp_path / "2.err", "gave no sign of life")
     newest = find_newest(tmp_path)
-    eventually(lambda: find_newest(tmp_path) > newest, 120)
+    eventually(lambda: find_newest(tmp_path) > newest)
     leader.send_signal(signal.SIGCONT)
-    assert leader.wait(60) == 9, (tmp_path / "0.err").read_text()
+    assert leader.wait(PATIENCE) == 9, (tmp_path / "0.err").read_text()
     assert "took over run 'r'" in (tmp_path / "0.err").read_text()
     check_end(start, tmp_path, standby)
 
 
 def test_a_standby_ends_with_the_run(start: Start, tmp_path: Path, broker: str) -> None:
     leader, standby = start_pair(start, tmp_path, broker)
-    assert start(*COORDINATOR, "stop", "r", "--now").wait(60) == 0
-    assert leader.wait(60) == 0
-    assert standby.wait(60) == 0
+    assert start(*COORDINATOR, "stop", "r", "--now").wait(PATIENCE) == 0
+    assert leader.wait(PATIENCE) == 0
+    assert standby.wait(PATIENCE) == 0
     assert "has finished or was stopped" in (tmp_path / "2.out").read_text()

@@ -27,7 +27,7 @@ from tests.support.earlier_versions import (
 )
 from tests.support.processes import Running, Start, result, wait_for_words
 from tests.support.shared_folders import share_folder
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.slow]
 RUN = ["start", "--name", "r", "--model", "mlp-small", "--format", "json"]
@@ -106,13 +106,13 @@ class Site:
         lives = self.lives.setdefault(name, [])
         if lives:
             lives[-1].send_signal(signal.SIGTERM)
-            lives[-1].wait(90)
+            lives[-1].wait(PATIENCE)
         lives.append(self.versions.join(commit, name, f"{'abc'.index(name)}/3"))
 
     def coordinate(self, commit: str, rounds: int) -> None:
         """Replace the coordinator, and end the run after so many more rounds."""
         self.coordinator.send_signal(signal.SIGTERM)
-        assert self.coordinator.wait(90) == 130
+        assert self.coordinator.wait(PATIENCE) == 130
         more = ["--resume", "--rounds", str(self.count_rounds() + rounds), "--min-agents", "2"]
         self.coordinator = self.versions.coordinate(commit, *more)
 
@@ -136,7 +136,7 @@ class Site:
 
 def count_updates(agent: Running) -> int:
     """Return how many updates of an agent were accepted until it left the run."""
-    told, _ = agent.communicate(timeout=60)
+    told, _ = agent.communicate(timeout=PATIENCE)
     return int(json.loads(told.splitlines()[-1])["updates"])
 
 
@@ -163,7 +163,7 @@ def test_a_fleet_is_upgraded_and_goes_back_while_rounds_go_on(
     )
     for name, commit in {"a": old, "b": old, "c": NOW}.items():
         site.join(name, commit)
-    assert wait_for_words(site.coordinator, tmp_path / "0.err", "round 2 of 5000", 240)
+    assert wait_for_words(site.coordinator, tmp_path / "0.err", "round 2 of 5000")
     steps: list[tuple[str, int]] = [("coordinator old, agents a old, b old, c new", 1)]
 
     def proceed(step: str) -> None:
@@ -183,7 +183,7 @@ def test_a_fleet_is_upgraded_and_goes_back_while_rounds_go_on(
     site.join("a", old)
     proceed("coordinator old, agents a old, b old, c new")
     site.coordinate(old, 2)
-    last = result(site.coordinator, 240)["rounds"]
+    last = result(site.coordinator)["rounds"]
 
     found = [list_folded(tmp_path, number) for number in range(1, last + 1)]
     told = {name: sum(map(count_updates, lives)) for name, lives in site.lives.items()}
@@ -209,7 +209,7 @@ def test_an_agent_that_is_too_old_learns_both_versions(
     coordinator = versions.coordinate(NOW, "--rounds", "2", "--min-agents", "1", *more)
     assert wait_for_words(coordinator, tmp_path / "0.err", "waiting: 0 of 1 agents")
     agent = versions.join(commit, "old", "0/1", wait=10)
-    told, _ = agent.communicate(timeout=120)
+    told, _ = agent.communicate(timeout=PATIENCE)
     assert agent.returncode != 0
     reason = json.loads(told.splitlines()[-1])["reason"] if told.strip() else ""
     assert words in (tmp_path / "1.err").read_text() + reason

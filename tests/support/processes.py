@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults.parts.fork_server import ForkedProcess, ServedTraining
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 __all__ = [
     "AGENT",
@@ -127,7 +127,7 @@ def start_processes(folder: Path) -> Iterator[Start]:
         print(f"{log.name}:\n{log.read_text()}")
 
 
-def result(process: Running, timeout: float = 120) -> dict[str, Any]:
+def result(process: Running, timeout: float = PATIENCE) -> dict[str, Any]:
     """Return the JSON result of a successful command, from its last line."""
     out, _ = process.communicate(timeout=timeout)
     assert process.returncode == 0, out
@@ -135,7 +135,7 @@ def result(process: Running, timeout: float = 120) -> dict[str, Any]:
     return answer
 
 
-def wait_for_words(process: Running, log: Path, words: str, seconds: float = 90.0) -> bool:
+def wait_for_words(process: Running, log: Path, words: str, seconds: float = PATIENCE) -> bool:
     """Return True if a process writes these words to standard error before it ends."""
     ended = eventually(lambda: words in log.read_text() or process.poll() is not None, seconds)
     return ended and words in log.read_text()
