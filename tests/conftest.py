@@ -40,9 +40,12 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the longest tests, and repeat what may fail because the machine was busy; the
-    summary counts such repeats.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """Repeat what may fail because the machine was busy; the summary counts such repeats. Of the
+    tests that `-m` selects, begin with the longest.
 
     A measurement of the machine is made up to three times, and a test with brokers or processes
     gets a second try. The Makefile finds the files with slow tests, and with tests that measure
@@ -58,8 +61,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.flaky(reruns=2))
         elif item.get_closest_marker("broker") or item.get_closest_marker("processes"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+    result = yield
     if workers := getattr(config, "workerinput", {}).get("workercount", 0):
         items[:] = begin_with_longest(items, workers)
+    return result
 
 
 def begin_with_longest(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
