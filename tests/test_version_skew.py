@@ -135,7 +135,7 @@ class Site:
 
 
 def count_updates(agent: Running) -> int:
-    """Return how many updates of an agent were accepted until it left the run."""
+    """Return how many updates an agent knew to be accepted when it left the run."""
     told, _ = agent.communicate(timeout=PATIENCE)
     return int(json.loads(told.splitlines()[-1])["updates"])
 
@@ -154,8 +154,8 @@ def check_profiles(versions: Versions) -> None:
 def test_a_fleet_is_upgraded_and_goes_back_while_rounds_go_on(
     tmp_path: Path, versions: Versions
 ) -> None:
-    """Agents of both versions train in every step, each update that an agent delivered is in the
-    model once, and no round is missing.
+    """Agents of both versions train in every step, each update that an agent knows to be accepted
+    is in the model once, and no round is missing.
     """
     old = AT_PROTOCOL_3
     site = Site(
@@ -192,7 +192,10 @@ def test_a_fleet_is_upgraded_and_goes_back_while_rounds_go_on(
     print(f"{last} rounds; updates that the agents delivered: {told}")
     assert all(found), "each round has an update"
     assert all(len(names) == len(set(names)) for names in found), "none counts twice"
-    assert told == {name: sum(name in names for names in found) for name in "abc"}, "none is lost"
+    for name, lives in site.lives.items():
+        # an agent that is stopped may leave before it learns that its last update was accepted
+        unknown = sum(name in names for names in found) - told[name]
+        assert 0 <= unknown < len(lives), f"{name}: none is lost"
 
 
 @pytest.mark.parametrize(
