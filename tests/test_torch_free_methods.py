@@ -17,7 +17,7 @@ from coordinator.simulate.simulation import simulate_run
 from coordinator.store.run_store import Store
 from federated.data import loading
 from federated.device.trainers.onnx_trainer import OnnxTrainer
-from tests.support.exported_graphs import list_orders, share_graphs
+from tests.support.exported_graphs import find_graphs, list_orders
 from tests.support.memory_federation import PYTORCH, RUN, Member, digits, federate, make_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -81,6 +81,7 @@ def test_a_device_without_pytorch_replaces_one_with_it(name: str, tmp_path: Path
     given = {**SETTINGS, **METHODS[name], "method.name": name}
     orders = list_orders(make_config(given))
     order, largest = orders[0], orders[-1].submodel.name
+    exported = find_graphs(order, tmp_path)
     found, data = {}, digits(0, 2)
     other = replace(data, x=data.x[::-1].copy(), y=data.y[::-1].copy())
     cases = {
@@ -89,10 +90,10 @@ def test_a_device_without_pytorch_replaces_one_with_it(name: str, tmp_path: Path
         "other": (PYTORCH, other),
     }
     for folder, (trainer, own) in cases.items():
-        run = tmp_path / folder / "runs" / RUN
+        graphs = tmp_path / folder / "runs" / RUN / "graphs" / order.name
 
-        def watch(fleet: MessageLoop, run: Path = run) -> None:
-            share_graphs(order, run, tmp_path)
+        def watch(fleet: MessageLoop, graphs: Path = graphs) -> None:
+            shutil.copytree(exported, graphs)
 
         members = [Member("a0", own, trainer=trainer), Member("a1", digits(1, 2))]
         pins = {"assign.submodels": {"a0": order.submodel.name, "a1": largest}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from coordinator.assign.majority_network import build_network
@@ -14,7 +13,7 @@ from federated.data import loading
 from federated.methods.catalogue import find_method
 from tests.support.shared_folders import share_folder
 
-__all__ = ["list_orders", "share_graphs"]
+__all__ = ["find_graphs", "list_orders"]
 
 
 def list_orders(config: Config) -> list[GraphOrder]:
@@ -26,11 +25,9 @@ def list_orders(config: Config) -> list[GraphOrder]:
     return [make_order(one, method.recipe(state, one)) for one in menu]
 
 
-def share_graphs(order: GraphOrder, run: Path, tmp_path: Path) -> None:
-    """Put the graphs of an order into a run's folder, as if an earlier process of the run had
-    exported them. tmp_path: of the test.
+def find_graphs(order: GraphOrder, tmp_path: Path) -> Path:
+    """Return the folder of the graphs of an order, exported by the first test that needs them. Copy
+    it to runs/NAME/graphs/ORDER, as if an earlier process of the run had exported them. tmp_path:
+    of the test.
     """
-    made = share_folder(
-        f"graphs-{order.name}", tmp_path.parent, lambda folder: export_graphs(order, folder)
-    )
-    shutil.copytree(made, run / "graphs" / order.name)
+    return share_folder(order.name, tmp_path.parent, lambda folder: export_graphs(order, folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,10 +85,11 @@ def start_run(
     if {*ONE_SIZE} <= {*settings}:
         # imported here, since all tests import this module
         from coordinator.run.config_sources import ConfigSources
-        from tests.support.exported_graphs import list_orders, share_graphs
+        from tests.support.exported_graphs import find_graphs, list_orders
 
         (order,) = list_orders(ConfigSources(settings=ONE_SIZE).load())
-        share_graphs(order, tmp_path / "runs" / RUN, tmp_path)
+        graphs = tmp_path / "runs" / RUN / "graphs" / order.name
+        shutil.copytree(find_graphs(order, tmp_path), graphs)
     return process, broker or f"{HOST}:{own}"
 
 
