@@ -285,6 +285,12 @@ def check_tallies(update: Update, views: Collection[str]) -> Mapping[str, Any]:
                 f"{update.work} of {update.agent}: expected tally '{view}' to count "
                 f"examples, found {found}"
             )
+        counts = (sums.get(name, []) for name in ("hits", "guessed", "true"))
+        if any(hits > min(guessed, true) for hits, guessed, true in zip(*counts, strict=True)):
+            raise Refused(
+                f"{update.work} of {update.agent}: expected tally '{view}' to have no more right "
+                "answers of a class than guesses and examples of it, found more"
+            )
     return tallies
 
 

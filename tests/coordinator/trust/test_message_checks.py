@@ -301,12 +301,14 @@ def test_deeply_nested_notes_are_refused_or_ignored(tmp_path: Path, depth: int) 
         {"true": [-5] + [25 / 9] * 9},
         {"hits": [-1] + [1] * 9},
         {"guessed": [-1] * 10},
+        {"hits": [1e100] + [1] * 9},
+        {"hits": [1e100] + [1] * 9, "guessed": [1e100] * 10, "true": [5e-324] + [2] * 9},
     ],
 )
-def test_negative_tallies_are_refused(
+def test_impossible_tallies_are_refused(
     spoilt: dict[str, list[float]],
 ) -> None:
-    """Their score would divide by zero and end the run."""
+    """Their score would divide by zero and end the run, or be infinite for the whole fleet."""
     submodel = menu(network("preresnet", (1, 8, 8), 10), (0.5,), (2,))[0]
     sums = {
         "count": [20],
