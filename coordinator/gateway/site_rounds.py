@@ -28,6 +28,7 @@ from federated.wire import messages, topics
 from federated.wire.codecs.catalogue import find_loaded_codec
 from federated.wire.codecs.codec import encode_update
 from federated.wire.codecs.raw import RAW
+from models.families.catalogue import has_family
 
 __all__ = ["SiteRounds"]
 
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 SHARE = 0.9
 STEPS = 1 << 62  # more than a message can state
 NO_DEVICES = "no device of this site is connected and able to do it"
+# module:function, for example, which a check of an update would import
+NO_FAMILY = "this gateway lacks the network's code"
 NOTHING = "no device of this site delivered: see the gateway's log"
 
 
@@ -70,6 +73,9 @@ class SiteRounds:
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         """Publish the weights at the site's broker, once for all devices, and send the tasks."""
         self._outcome, self.progress = None, (0, 0)
+        if not has_family(task.submodel.network.family):
+            self._outcome = Outcome(task, None, NO_FAMILY)
+            return
         cards = {one.agent: one.data for one in self._list_devices()}
         devices = [
             one for one in self._fleet.list_ready() if one.name in cards and is_able(one, task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -14,10 +15,10 @@ from coordinator.gateway.site import Site
 from coordinator.gateway.site_profile import GatewayFacts
 from federated.errors import FleetError
 from federated.task import Profile
-from federated.wire import messages, topics
+from federated.wire import messages, tensors, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.scripted_agent import PROFILE, ScriptedAgent
-from tests.support.scripted_coordinator import CARD
+from tests.support.scripted_coordinator import CARD, task
 from tests.support.waiting import eventually
 
 NEXT = replace(CARD, batch=16)  # the card after it changed
@@ -95,3 +96,23 @@ def test_a_device_that_can_do_less_gets_no_tasks_and_is_named(tmp_path: Path) ->
     eventually(lambda: site.turn(0.1, lambda: False) or len(site.list_alike()) == 2)
     assert [line for line in lines if "device c gets no tasks" in line]
     assert site.describe().memory == PROFILE.memory
+
+
+def test_no_code_is_imported_for_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator names a network as module:function, and a device answers."""
+    (tmp_path / "odd_network.py").write_text("def make():\n    raise SystemExit('it ran')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    site, (a,), _ = open_site(tmp_path / "site", "a")
+    content = bytes(tensors.encode({}, {}))
+    (tmp_path / "weights").write_bytes(content)
+    wanted = task(work="calibrate", weights=content)
+    network = replace(wanted.submodel.network, family="odd_network:make")
+    wanted = replace(wanted, submodel=replace(wanted.submodel, network=network))
+    site.rounds.begin(wanted, tmp_path / "weights", tmp_path / "update")
+    a.send(wanted, {}, notes={"batches": 1})
+    for _ in range(20):
+        site.turn(0.02, lambda: False)
+    outcome = site.rounds.poll()
+    assert "odd_network" not in sys.modules
+    assert outcome is not None
+    assert "this gateway lacks" in outcome.reason
