@@ -17,9 +17,11 @@ from federated.wire.link import Link
 from federated.wire.messages import Manifest
 from federated.wire.retained_blobs import publish, withdraw
 
-__all__ = ["REPEAT", "PublishedWeights", "WeightSlots"]
+__all__ = ["FIRST", "REPEAT", "PublishedWeights", "WeightSlots"]
 
-REPEAT = 5.0  # seconds after which the addresses of weights are published again
+# seconds until an address of weights is published again: the first pause, which doubles up to the
+# last one
+FIRST, REPEAT = 0.5, 5.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class WeightSlots:
         self.served_bytes = 0
         self._items: dict[tuple[str, str], PublishedWeights] = {}  # by version and submodel
         self._unsent: dict[tuple[str, str], None] = {}  # those without chunks at the broker
-        self._repeated = 0.0  # when addresses were published again
+        # by version and submodel: when an address is published again, and the pause after that
+        self._due: dict[tuple[str, str], tuple[float, float]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.weights"):
             path.unlink()  # of a coordinator that crashed
@@ -127,9 +130,10 @@ class WeightSlots:
         Known addresses are published again and again: in a cluster whose nodes do not share
         retained messages, agents at other nodes get only what is published after they subscribe.
         """
-        if again := now - self._repeated >= REPEAT:
-            self._repeated = now
         for key in [key for key, item in self._items.items() if item.over_http]:
+            due, pause = self._due.setdefault(key, (now + FIRST, 2 * FIRST))
+            if again := now >= due:
+                self._due[key] = now + pause, min(2 * pause, REPEAT)
             self._announce(key, again=again)
         while self._unsent:
             key = next(iter(self._unsent))
@@ -177,6 +181,7 @@ class WeightSlots:
                 if not item.waiting:
                     withdraw(self.link, topics.model(self.run, item.slot, submodel), item.manifest)
                 self._unsent.pop((version, submodel), None)
+                self._due.pop((version, submodel), None)
                 self._remove_file(item)
                 del self._items[version, submodel]
 
@@ -186,6 +191,7 @@ class WeightSlots:
             self._remove_file(item)
         self._items.clear()
         self._unsent.clear()
+        self._due.clear()
 
     def _remove_file(self, item: PublishedWeights) -> None:
         item.path.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.fleet.coordinator_takeover import FENCE
 from coordinator.fleet.message_loop import RECONNECTION, MessageLoop
-from coordinator.fleet.published_weights import REPEAT, WeightSlots
+from coordinator.fleet.published_weights import FIRST, REPEAT, WeightSlots
 from coordinator.http_transfers.transfer_urls import TransferUrls
 from coordinator.observe.events import AgentJoined, AgentLeft, Event, LinkChanged, Rejected
 from coordinator.round.agent_handlers import SILENCE
@@ -278,15 +278,18 @@ def test_the_address_of_weights_reaches_agents_that_get_no_retained_messages(
     memory.retained.clear()  # those of another node
     agent = MemoryLink(memory, "a")
     agent.subscribe(topics.manifest(topics.model("r", sent.slot, "w1")))
-    slots.send(100.0 + REPEAT / 2)
-    assert agent.receive(0) is None
-    slots.send(100.0 + REPEAT)
-    delivery = agent.receive(0)
-    assert delivery is not None
-    manifest = envelope.decode(delivery.payload)
-    assert isinstance(manifest, messages.Manifest)
-    assert manifest.url.startswith("http://127.0.0.1:1/weights/")
-    assert agent.receive(0) is None
+    arrived = []
+    for tenth in range(300):
+        slots.send(100.0 + tenth / 10)
+        while (delivery := agent.receive(0)) is not None:
+            manifest = envelope.decode(delivery.payload)
+            assert isinstance(manifest, messages.Manifest)
+            assert manifest.url.startswith("http://127.0.0.1:1/weights/")
+            arrived.append(tenth / 10)
+    assert arrived == pytest.approx(
+        [FIRST, 3 * FIRST, 7 * FIRST, 15 * FIRST, *(15 * FIRST + REPEAT * n for n in range(1, 5))],
+        abs=0.11,
+    )
 
 
 class Away(MemoryLink):
