@@ -53,11 +53,10 @@ class Broker:
             self.port, self.agent_port = (proxy.port for proxy in self._proxies)
 
     def _start_all(self) -> None:
+        # one after another: of three nodes of RabbitMQ that start together, one may never learn
+        # which of them leads, and then refuses all clients
         for one in self._all:
             one.start()
-            if not one.clients:
-                one.wait()
-        for one in self.servers:
             one.wait()
 
     def start(self) -> None:
