@@ -30,7 +30,13 @@ from federated.errors import ConfigError
 from federated.runtime.console import Say
 from federated.runtime.server_process import Poller
 from federated.wire.link import Link
-from federated.wire.mqtt_address import PORTS, add_credentials, format_url, parse_mqtt_address
+from federated.wire.mqtt_address import (
+    PORTS,
+    MqttAddress,
+    add_credentials,
+    format_url,
+    parse_mqtt_address,
+)
 
 if TYPE_CHECKING:
     from coordinator.access.certificate_authority import Authority
@@ -269,23 +275,10 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say, most: int) -> Iterato
             stack.callback(shutil.rmtree, copies, ignore_errors=True)  # with the broker's key
             authority.outside.install(copies)
         if wanted.url:
-            address = parse_mqtt_address(wanted.url)
-            if not address.tls:
-                raise ConfigError(
-                    "broker.tls requires a broker with TLS: expected mqtts://HOST or wss://HOST, "
-                    f"found {address}"
-                )
-            address = add_credentials(address, str(authority.ca), str(authority.coordinator))
+            address = _add_certificate(parse_mqtt_address(wanted.url), authority)
             broker, public, access = None, str(address), BrokerAccess(format_url(address))
         else:
-            # only names that clients compare with the certificate; nothing listens here
-            authority.add_hosts([wanted.listen] if wanted.listen not in ("0.0.0.0", "::") else [])  # noqa: S104
-            port = PORTS["mqtts"] if wanted.port is None else wanted.port
-            broker = stack.enter_context(
-                brokers.start(
-                    wanted.listen, port, wanted.kind, folder / "broker", authority.tls_files, most
-                )
-            )
+            broker = _start_with_tls(wanted, authority, folder, most, stack)
             public, access = broker.address.rpartition(":")[2], BrokerAccess(broker.url)
         if authority.outside is None:
             advice = _serve_enrolment(wanted, authority, public, stack)
@@ -303,6 +296,30 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say, most: int) -> Iterato
         )
         say(f"{what}; {advice}")
         yield access
+
+
+def _add_certificate(address: MqttAddress, authority: Authority) -> MqttAddress:
+    """Return the address of an existing broker, with the coordinator's certificate."""
+    if not address.tls:
+        raise ConfigError(
+            "broker.tls requires a broker with TLS: expected mqtts://HOST or wss://HOST, "
+            f"found {address}"
+        )
+    return add_credentials(address, str(authority.ca), str(authority.coordinator))
+
+
+def _start_with_tls(
+    wanted: Wanted, authority: Authority, folder: Path, most: int, stack: ExitStack
+) -> brokers.Broker:
+    """Start a broker that requires certificates, until the stack closes."""
+    # only names that clients compare with the certificate; nothing listens here
+    authority.add_hosts([wanted.listen] if wanted.listen not in ("0.0.0.0", "::") else [])  # noqa: S104
+    port = PORTS["mqtts"] if wanted.port is None else wanted.port
+    return stack.enter_context(
+        brokers.start(
+            wanted.listen, port, wanted.kind, folder / "broker", authority.tls_files, most
+        )
+    )
 
 
 def _serve_enrolment(wanted: Wanted, authority: Authority, public: str, stack: ExitStack) -> str:

@@ -272,9 +272,29 @@ def write_summary(
     folder: Path, name: str, found: Sequence[Mapping[str, Any]], say: Say
 ) -> dict[str, Any]:
     """Write the summary over seeds and the plot of accuracies; return the summary."""
-    numbers = sorted({key for one in found for key in one["summary"]})
-    rows = {key: [one["summary"][key] for one in found if key in one["summary"]] for key in numbers}
-    made = {
+    made = {**summarise_seeds(name, found), "results": str(folder)}
+    (folder / "summary.json").write_text(encode_json(made))
+    means = made["summary"]
+    write_means(folder / "summary.csv", means, found)
+    submodels = [one["name"] for one in found[0]["submodels"]]
+    scores = [one["scores"] for one in found]
+    draw(say, "plot_accuracies", folder / "accuracy.png", scores, submodels, name)
+    if len(found) > 1:
+        listed = (
+            f"{k} {means[k]['mean']:.3f} ± {means[k]['deviation']:.3f}"
+            for k in HEADLINE
+            if k in means
+        )
+        say(f"{len(found)} seeds: {', '.join(listed)}")
+    say(f"wrote results to {folder}")
+    return made
+
+
+def summarise_seeds(name: str, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the results of an experiment over all seeds: mean and deviation of each number."""
+    keys = sorted({key for one in found for key in one["summary"]})
+    rows = {key: [one["summary"][key] for one in found if key in one["summary"]] for key in keys}
+    return {
         "experiment": name,
         "method": found[0]["config"]["method"].get("name", ""),
         "seeds": [one["seed"] for one in found],
@@ -290,35 +310,19 @@ def write_summary(
         },
         "untrained": {str(one["seed"]): one["untrained"] for one in found if one["untrained"]},
         "per_seed": {str(one["seed"]): one["summary"] for one in found},
-        "results": str(folder),
     }
-    (folder / "summary.json").write_text(encode_json(made))
-    with (folder / "summary.csv").open("w", newline="") as file:
+
+
+def write_means(
+    path: Path, means: Mapping[str, Mapping[str, float]], found: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write a line per number: its mean, its deviation, and its value with each seed."""
+    with path.open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["metric", "mean", "deviation", *(f"seed{one['seed']}" for one in found)])
-        for key in numbers:
-            lines.writerow(
-                [
-                    key,
-                    *made["summary"][key].values(),
-                    *(one["summary"].get(key, "") for one in found),
-                ]
-            )
-    submodels = [one["name"] for one in found[0]["submodels"]]
-    scores = [one["scores"] for one in found]
-    draw(say, "plot_accuracies", folder / "accuracy.png", scores, submodels, name)
-    if len(found) > 1:
-        means = made["summary"]
-        say(
-            f"{len(found)} seeds: "
-            + ", ".join(
-                f"{k} {means[k]['mean']:.3f} ± {means[k]['deviation']:.3f}"
-                for k in HEADLINE
-                if k in means
-            )
-        )
-    say(f"wrote results to {folder}")
-    return made
+        for key, row in means.items():
+            values = (one["summary"].get(key, "") for one in found)
+            lines.writerow([key, *row.values(), *values])
 
 
 def encode_json(found: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -334,49 +335,35 @@ def predict(
 
 def _print(report: Report, old: Report | None, request: Request, form: str, say: Say) -> bool:
     """Print the result, and return whether a row was slower than allowed."""
-    found = () if old is None else bench_report.compare(report, old)
-    other = () if old is None else bench_report.list_differences(report, old)
-    slow = [
-        ratio
-        for ratio in found
-        if request.fail_above is not None and ratio.worst > request.fail_above
-    ]
+    ratios = () if old is None else bench_report.compare(report, old)
     screen = terminal_table.open_console(error=form == "json")
-    screen.print(
-        make_safe(terminal_table.make_title(report)), style="bold", markup=False, highlight=False
-    )
+    show = partial(screen.print, markup=False, highlight=False)
+    show(make_safe(terminal_table.make_title(report)), style="bold")
     screen.print(terminal_table.make_table(report, screen.width))
     for text in terminal_table.list_footnotes(report):
-        screen.print(make_safe(text), markup=False, highlight=False, soft_wrap=True)
+        show(make_safe(text), soft_wrap=True)
     if old is not None:
         screen.print(
-            terminal_table.make_ratio_table(found)
-            if found
+            terminal_table.make_ratio_table(ratios)
+            if ratios
             else "nothing to compare: the benchmarks have no row in common"
         )
-        for text in other:
-            screen.print(
-                make_safe(f"differs from {request.compare}: {text}"),
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+        for text in bench_report.list_differences(report, old):
+            show(make_safe(f"differs from {request.compare}: {text}"), soft_wrap=True)
+    limit = math.inf if request.fail_above is None else request.fail_above
+    slow = [ratio for ratio in ratios if ratio.worst > limit]
     for ratio in slow:
         say(
-            f"slower than {request.fail_above:g} times: {ratio.row.submodel} "
-            f"{ratio.row.runtime}, {ratio.worst:.2f} times"
+            f"slower than {limit:g} times: {ratio.row.submodel} {ratio.row.runtime}, "
+            f"{ratio.worst:.2f} times"
         )
     if form == "json":
-        compared = (
-            {
-                "compared": [
-                    {"key": ratio.row.key, "p90": ratio.p90, "step": ratio.step} for ratio in found
-                ]
-            }
-            if old is not None
-            else {}
-        )
-        click.echo(msgspec.json.encode({**msgspec.to_builtins(report), **compared}).decode())
+        result = msgspec.to_builtins(report)
+        if old is not None:
+            result["compared"] = [
+                {"key": ratio.row.key, "p90": ratio.p90, "step": ratio.step} for ratio in ratios
+            ]
+        click.echo(msgspec.json.encode(result).decode())
     return bool(slow)
 
 

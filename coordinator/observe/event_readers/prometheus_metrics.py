@@ -7,6 +7,7 @@ message of an agent creates a new series. Counters start with this coordinator.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from coordinator.observe import events
@@ -45,47 +46,31 @@ class RunMeter:
         self._context = context
         self._epsilon: float | None = None
         self._connected = True
-        self._rounds = Counter("espalier_rounds", "Finished rounds.", registry=registry)
-        self._round = Gauge(
-            "espalier_round", "The round in progress, or finished last.", registry=registry
-        )
-        self._wanted = Gauge(
-            "espalier_rounds_wanted", "Number of rounds of the run.", registry=registry
-        )
+        gauge = partial(Gauge, registry=registry)
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self._rounds = counter("espalier_rounds", "Finished rounds.")
+        self._round = gauge("espalier_round", "The round in progress, or finished last.")
+        self._wanted = gauge("espalier_rounds_wanted", "Number of rounds of the run.")
         self._wanted.set(context.config.rounds)
-        self._seconds = Histogram(
-            "espalier_round_seconds", "Duration of rounds.", buckets=LONG, registry=registry
-        )
-        self._stages = Histogram(
+        self._seconds = histogram("espalier_round_seconds", "Duration of rounds.", buckets=LONG)
+        self._stages = histogram(
             "espalier_stage_seconds",
             "Duration of the coordinator's computations.",
             ["stage"],
             buckets=SHORT,
-            registry=registry,
         )
-        self._waited = Histogram(
-            "espalier_update_seconds",
-            "Time from a task to its accepted update.",
-            buckets=LONG,
-            registry=registry,
+        self._waited = histogram(
+            "espalier_update_seconds", "Time from a task to its accepted update.", buckets=LONG
         )
-        self._updates = Counter(
-            "espalier_updates",
-            "Tasks of finished rounds, by outcome.",
-            ["outcome"],
-            registry=registry,
+        self._updates = counter(
+            "espalier_updates", "Tasks of finished rounds, by outcome.", ["outcome"]
         )
-        self._accuracy = Gauge(
-            "espalier_accuracy_ratio",
-            "Accuracy of submodels in the last evaluation.",
-            ["of"],
-            registry=registry,
+        self._accuracy = gauge(
+            "espalier_accuracy_ratio", "Accuracy of submodels in the last evaluation.", ["of"]
         )
-        self._rejects = Counter(
-            "espalier_rejects",
-            "Rejected messages and updates, by kind.",
-            ["reason"],
-            registry=registry,
+        self._rejects = counter(
+            "espalier_rejects", "Rejected messages and updates, by kind.", ["reason"]
         )
         for metric, words in (
             (self._stages, STAGES),

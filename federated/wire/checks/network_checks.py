@@ -136,12 +136,13 @@ def check_tls(address: MqttAddress) -> Check:
             "check that this port uses TLS",
             5,
         )
+    return _describe_handshake(version, cipher[0] if cipher else "unknown cipher", certificate)
+
+
+def _describe_handshake(version: str | None, cipher: str, certificate: dict[str, Any]) -> Check:
     names = ", ".join(str(pair[1]) for pair in certificate.get("subjectAltName", ()))
     days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86400
-    found = (
-        f"{version}, {cipher[0] if cipher else 'unknown cipher'}; trusted, for {names}, "
-        f"{days:.0f} days left"
-    )
+    found = f"{version}, {cipher}; trusted, for {names}, {days:.0f} days left"
     if days < SOON:
         return Check(
             "tls",

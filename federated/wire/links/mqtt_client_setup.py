@@ -215,7 +215,7 @@ def _make_error(address: MqttAddress, reason: ReasonCode | None) -> LinkError | 
 
 def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> PahoClient:
     """Make a client with all options, which paho requires before it connects."""
-    address, handlers = setup.address, setup.handlers
+    address = setup.address
     options: dict[str, Any] = {} if protocol == mqtt.MQTTv5 else {"clean_session": False}
     client = PahoClient(
         address,
@@ -237,6 +237,14 @@ def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> Pah
         client.tls_set_context(context)
         client.on_pre_connect = lambda c, _: _reload_certificate(context, address)
     _draw_backoff(client)
+    _set_callbacks(client, setup.handlers, answer, protocol)
+    return client
+
+
+def _set_callbacks(
+    client: PahoClient, handlers: Handlers, answer: _FirstAnswer, protocol: int
+) -> None:
+    """Let the library's callbacks call the handlers of the link."""
 
     def on_connect(
         c: mqtt.Client,
@@ -272,7 +280,6 @@ def _make_client(setup: ClientSetup, protocol: int, answer: _FirstAnswer) -> Pah
     client.on_publish = lambda c, _, mid, reason, properties: handlers.on_publish(reason)
     client.on_subscribe = lambda c, _, mid, reasons, properties: handlers.on_subscribe(mid, reasons)
     client.on_socket_open = _disable_nagle
-    return client
 
 
 def _reload_certificate(context: ssl.SSLContext, address: MqttAddress) -> None:
