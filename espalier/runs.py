@@ -15,6 +15,7 @@ from coordinator.observe.events import Publish
 from coordinator.run.background_run import Channel, EventStream
 from coordinator.settings import config_tables
 from coordinator.settings.service_tables import Broker
+from coordinator.settings.simulation_table import Simulate
 from espalier.argument_checks import check_is, check_path
 from espalier.passed_object_names import name_data, name_method, name_model
 from espalier.results import load_run
@@ -32,7 +33,7 @@ __all__ = ["Fleet", "Run", "Simulation", "run"]
 log = logging.getLogger(__name__)
 
 
-class Simulation(config_tables.Simulate, frozen=True, kw_only=True):
+class Simulation(Simulate, frozen=True, kw_only=True):
     """Devices in this program. Its fields are the settings of the table [simulate], such as
     `agents=4` or `partition="dirichlet:0.3"`; `coordinator schema` describes them all.
 
@@ -117,7 +118,8 @@ def run(
     """
     with require_extra("espalier.run", "coordinator"):
         from coordinator.run.config_sources import ConfigSources
-        from coordinator.run.launch import View, load_named, start_run
+        from coordinator.run.launch import View, start_run
+        from coordinator.run.stored_configuration import load_named
         from coordinator.simulate.simulation import simulate_run
 
     check_run_arguments(runs, resume, settings)
@@ -128,11 +130,8 @@ def run(
         given["model.name"] = name_model(model) if stored is None else name_stored(model, stored)
     if data is not None:
         given["data.name"] = name_data(data)
-    if isinstance(env, Fleet) and is_given(given.get("model.name", "")):
-        raise ConfigError(
-            "model: the devices of a fleet build the network from its code: put a function that "
-            'returns it into a module that they can import, and name it as "module:function"'
-        )
+    if isinstance(env, Fleet):
+        check_fleet_model(given.get("model.name", ""))
     config = load_named(ConfigSources(flags=list(given.items())), folder, resume=resume)
     sources = ConfigSources(flags=[*given.items(), ("name", config.name)])
     if isinstance(env, Fleet):
@@ -155,6 +154,15 @@ def check_run_arguments(runs: object, resume: object, settings: Mapping[str, Any
     check_is("name", settings.get("name", ""), (str,), "the name of a run as text")
 
 
+def check_fleet_model(name: str) -> None:
+    """Raise ConfigError for a network that the devices of a fleet cannot import."""
+    if is_given(name):
+        raise ConfigError(
+            "model: the devices of a fleet build the network from its code: put a function that "
+            'returns it into a module that they can import, and name it as "module:function"'
+        )
+
+
 def name_stored(model: Any, folder: Path) -> str:
     """Return the name of the model of a run to resume. A module gets the name that the module had
     when the run was started, perhaps in another process and with other initial weights.
@@ -164,7 +172,7 @@ def name_stored(model: Any, folder: Path) -> str:
     from torch import nn
 
     from coordinator.release.stored_run import provide_resumed_model
-    from coordinator.run.launch import load_stored
+    from coordinator.run.stored_configuration import load_stored
     from coordinator.store.run_folders import DATABASE, find_latest_run
 
     if not isinstance(model, nn.Module):

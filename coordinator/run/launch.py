@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.live import Live
 
 from coordinator import audit_log
@@ -21,22 +19,21 @@ from coordinator.http_transfers.configured_transfers import open_transfers
 from coordinator.observe.event_readers.terminal_output import (
     LinePrinter,
     Screen,
-    render_agents,
-    render_scores,
 )
 from coordinator.observe.events import Event, LoopTurned, Publish, publish_to
-from coordinator.observe.fleet_scores import list_untrained, select_overall
 from coordinator.phones.phone_server_process import serve_phones
 from coordinator.round.round_state import Agent
 from coordinator.run.config_sources import ConfigSources
+from coordinator.run.result_output import describe_result, print_result
 from coordinator.run.rounds import Result
-from coordinator.run.run_preparation import STARTED, Prepared, find_name, prepare
+from coordinator.run.run_preparation import Prepared, prepare
 from coordinator.run.runner import RunOptions, run
 from coordinator.run.standby import check_standby, wait_to_lead
+from coordinator.run.stored_configuration import list_changed_keys, load_named
 from coordinator.settings.config import Config, read_tables, to_json
 from coordinator.settings.service_tables import Log
 from coordinator.store.control_requests import Stopped
-from coordinator.store.run_folders import DATABASE, find_latest_run, list_runs
+from coordinator.store.run_folders import DATABASE, list_runs
 from coordinator.store.run_lock import Held
 from coordinator.store.run_store import Store
 from coordinator.update_workers.worker_pool import WorkerSettings
@@ -44,40 +41,14 @@ from federated.errors import ConfigError, StoreError, UsageError
 from federated.runtime import logs
 from federated.runtime.console import Say
 from federated.runtime.service_manager import ServiceManager
-from federated.runtime.unit_formatting import format_count, human_bytes
-from federated.safe_terminal_table import render_table
+from federated.runtime.unit_formatting import format_count
 from federated.system.memory_allocation import keep_chunks
 from federated.system.process_limits import raise_descriptor_limit
 from federated.wire import topics
 from federated.wire.link import get_scheme
 from federated.wire.links.catalogue import open_link
-from models.cost import cost
 
-__all__ = [
-    "View",
-    "check_same",
-    "load_named",
-    "load_stored",
-    "report",
-    "show",
-    "start_run",
-    "suggest_resume",
-]
-
-WIDTH = 110  # columns of a table in a log file
-FIXED = (
-    "name",
-    "method",
-    "train",
-    "model",
-    "data",
-    "seed",
-    "private.clip",
-    "private.noise",
-    "robust.clip",
-    "robust.rule",
-    *(f"simulate.{key}" for key in ("agents", "partition", "held", "speeds")),
-)  # settings that a resumed run must keep
+__all__ = ["View", "start_run", "suggest_resume"]
 
 
 @dataclass(frozen=True)
@@ -172,8 +143,8 @@ def lead_run(
             }
         finally:
             prepared.close(discard=not resume)
-    show(result, live=view.live, say=view.say)
-    return report(result, config)
+    print_result(result, live=view.live, say=view.say)
+    return describe_result(result, config)
 
 
 @contextmanager
@@ -196,18 +167,6 @@ def record_start(prepared: Prepared, runs: Path, *, resume: bool) -> None:
     changed = ", ".join(sorted(list_changed_keys(before, after)))
     what, path = "resume" if resume else "start", runs / prepared.config.name / DATABASE
     audit_log.record(path, None, what, f"changed: {changed}" if changed else "")
-
-
-def list_changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of the settings that differ, such as `train.lr`, without their values, among
-    which may be passwords.
-    """
-    for key in {*before, *after}:
-        had, has = before.get(key), after.get(key)
-        if isinstance(had, Mapping) and isinstance(has, Mapping):
-            yield from (f"{key}.{one}" for one in list_changed_keys(had, has))
-        elif had != has:
-            yield key
 
 
 def run_at_broker(prepared: Prepared, folder: Path, view: View, manager: ServiceManager) -> Result:
@@ -303,66 +262,6 @@ def make_lock_reader(store: Store) -> Publish:
     return read
 
 
-def load_named(sources: ConfigSources, runs: Path, *, resume: bool) -> Config:
-    """Return the configuration of a new run, with a name, or of the run to resume. Raises
-    StoreError, ConfigError.
-    """
-    if resume:
-        return load_resumed(sources, runs)
-    config = sources.load()
-    return msgspec.structs.replace(config, name=config.name or find_name(config, runs))
-
-
-def load_resumed(sources: ConfigSources, runs: Path) -> Config:
-    """Return the configuration of a stored run, with the changes of the sources. Raises StoreError,
-    ConfigError.
-    """
-    name = sources.load_tables().name or find_latest_run(runs)
-    before = load_stored(runs, name)
-    base = to_json(before)
-    after = sources.load(base=base)
-    if after.broker.url != before.broker.url:  # the stored settings are for the broker before
-        kept = {"listen"} if before.broker.tls else set()  # of the enrolment server
-        for key in set(STARTED) - kept:
-            base["broker"].pop(key)
-        after = sources.load(base=base)
-    check_same(before, after)
-    return after
-
-
-def load_stored(runs: Path, name: str) -> Config:
-    """Return the configuration of a stored run, after repairs that resuming needs. Raises
-    StoreError.
-    """
-    with closing(Store.open(runs, name)) as store:
-        return read_tables(store.read_facts().config)
-
-
-def check_same(before: Config, after: Config) -> None:
-    """Raise ConfigError if a resumed run would change one of the `FIXED` settings."""
-    if changes := [change for key in FIXED for change in list_changes(key, before, after)]:
-        raise ConfigError(
-            f"cannot resume run '{before.name}' with other settings: {'; '.join(changes)}; keep "
-            "these settings, or start a new run with another name"
-        )
-
-
-def list_changes(key: str, before: Config, after: Config) -> list[str]:
-    """Return the changed values of one setting, or of a table, in words."""
-    had, has = (msgspec.to_builtins(attrgetter(key)(config)) for config in (before, after))
-    if not isinstance(had, dict):
-        return [f"{key}: expected {had!r}, found {has!r}"] if had != has else []
-    return [
-        f"{key}.{one}: expected {spell_setting(had, one)}, found {spell_setting(has, one)}"
-        for one in sorted({*had, *has})
-        if had.get(one) != has.get(one)
-    ]
-
-
-def spell_setting(table: Mapping[str, Any], key: str) -> str:
-    return repr(table[key]) if key in table else "its default"
-
-
 @contextmanager
 def open_view(config: Config, fleets: Sequence[MessageLoop], view: View) -> Iterator[Publish]:
     """Open the reader that shows the run: a live table, or lines. fleets: holds the run's fleet
@@ -378,66 +277,3 @@ def open_view(config: Config, fleets: Sequence[MessageLoop], view: View) -> Iter
     screen = Screen(agents, config.name)
     with Live(get_renderable=screen.draw, refresh_per_second=8, transient=True):
         yield screen.read
-
-
-def show(result: Result, *, live: bool, say: Say) -> None:
-    """Print the closing tables."""
-    rows = [
-        (agent, s.unowned.name, s.plain.name, cost(s).parameters, cost(s).macs)
-        for agent, s in sorted(result.history.assigned.items())
-    ]
-    tables = (render_agents(rows, result.scores), render_scores(result.scores))
-    width = None if live else WIDTH
-    say("\n".join(render_table(table, width, styled=False) for table in tables))
-    if names := list_untrained(result.scores):
-        say(
-            f"not trained: {', '.join(names)}; no device trained "
-            f"{'it' if len(names) == 1 else 'them'} as a whole, only parts inside other "
-            "submodels"
-        )
-    say(
-        f"{format_count(result.rounds, 'round')}, {result.seconds:.1f} s, "
-        f"{human_bytes(result.bytes_up)} up, {human_bytes(result.bytes_down)} down"
-    )
-    if result.epsilon:
-        say(
-            f"epsilon {result.epsilon:.4g} at the run's delta, for the device with the largest "
-            "privacy loss"
-        )
-
-
-def report(result: Result, config: Config) -> dict[str, Any]:
-    """Return the result as plain values.
-
-    accuracy: of the largest evaluated submodel.
-    worst_accuracy: of the worst evaluated submodel, trained or not.
-    untrained: the evaluated submodels that no update trained.
-    """
-    scores = select_overall(result.scores)
-    return {
-        "run": config.name,
-        "method": config.method_name,
-        "rounds": result.rounds,
-        "seconds": round(result.seconds, 3),
-        "accuracy": scores[-1].accuracy if scores else None,
-        "worst_accuracy": min((s.accuracy for s in scores), default=None),
-        "untrained": list_untrained(result.scores),
-        "scores": [msgspec.to_builtins(s) for s in result.scores],
-        "agents": [
-            {
-                "id": agent,
-                "submodel": s.unowned.name,
-                "parameters": cost(s).parameters,
-                "macs": cost(s).macs,
-            }
-            for agent, s in sorted(result.history.assigned.items())
-        ],
-        "bytes_up": result.bytes_up,
-        "bytes_down": result.bytes_down,
-        "target_reached": result.reached,
-        **(
-            {"epsilon": result.epsilon, "delta": config.private.delta}
-            if config.private.noise
-            else {}
-        ),
-    }

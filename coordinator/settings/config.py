@@ -29,10 +29,10 @@ from coordinator.settings.config_tables import (
     Positive,
     Private,
     Robust,
-    Simulate,
     Wire,
 )
 from coordinator.settings.service_tables import Broker, Http, Log, Metrics, Phones
+from coordinator.settings.simulation_table import Simulate
 from federated.defaults import METHOD
 from federated.errors import ConfigError, EspalierError, SettingError, Unknown, UsageError
 from federated.settings_validation import Record, Seed, Settings, validate

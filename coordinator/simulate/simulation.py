@@ -23,9 +23,10 @@ from coordinator.observe.event_readers.terminal_output import LinePrinter
 from coordinator.observe.events import Publish
 from coordinator.phases.run_context import ENDLESS
 from coordinator.run.config_sources import ConfigSources
-from coordinator.run.launch import check_same, load_named, load_stored, suggest_resume
+from coordinator.run.launch import suggest_resume
 from coordinator.run.run_preparation import Prepared, prepare
 from coordinator.run.runner import RunOptions, run
+from coordinator.run.stored_configuration import check_same, load_named, load_stored
 from coordinator.settings.config import Config
 from coordinator.settings.config_tables import AGENTS
 from coordinator.simulate import results

@@ -10,8 +10,9 @@ import pytest
 
 from coordinator import audit_log
 from coordinator.run.config_sources import ConfigSources
-from coordinator.run.launch import View, check_same, start_run
+from coordinator.run.launch import View, start_run
 from coordinator.run.run_preparation import check_broker, find_name, prepare
+from coordinator.run.stored_configuration import check_same
 from coordinator.settings.config import load
 from coordinator.settings.service_tables import Broker
 from coordinator.store.run_folders import DATABASE

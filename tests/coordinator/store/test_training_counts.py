@@ -16,7 +16,7 @@ from coordinator.release.release_request import ReleaseRequest
 from coordinator.release.rollout import Rollout
 from coordinator.release.serving_choice import choose_serving
 from coordinator.run.config_sources import ConfigSources
-from coordinator.run.launch import report, show
+from coordinator.run.result_output import describe_result, print_result
 from coordinator.simulate.simulation import simulate
 from coordinator.store.run_store import Store
 from coordinator.store.training_counts import Trained, count_run
@@ -179,14 +179,14 @@ def test_the_tables_of_a_run_mark_an_untrained_submodel(done: tuple[Path, Federa
     assert len(rounds) == 2
     assert all(f"{SMALL} (not trained) 0." in line and f"{WHOLE} 0." in line for line in rounds)
     lines: list[str] = []
-    show(left.result, live=False, say=lines.append)
+    print_result(left.result, live=False, say=lines.append)
     assert any(line.startswith(f"{SMALL} (not trained) ") for line in lines[0].splitlines())
     assert any(line.startswith(f"not trained: {SMALL};") for line in lines)
     assert WHOLE not in next(line for line in lines if line.startswith("not trained:"))
 
 
 def test_the_result_of_a_start_names_an_untrained_submodel(done: tuple[Path, Federation]) -> None:
-    made = report(done[1].result, make_config(GIVEN))
+    made = describe_result(done[1].result, make_config(GIVEN))
     assert made["untrained"] == [SMALL]
     assert {
         s["submodel"]: s["trained_updates"] for s in made["scores"] if s["view"] == "central"

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from coordinator.run.launch import check_same
+from coordinator.run.stored_configuration import check_same
 from coordinator.trust.configured_defences import add_defences, check_leaks
 from federated.errors import ConfigError, Unknown
 from federated.methods.catalogue import find_method
