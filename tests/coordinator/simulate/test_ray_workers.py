@@ -134,9 +134,16 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_cluster_learns_what_this_machine_learns_also_if_its_workers_are_killed(
-    cluster, expected, tmp_path: Path
-) -> None:
+def test_a_cluster_learns_what_this_machine_learns(cluster, expected, tmp_path: Path) -> None:
+    address, _ = cluster
+    found = run(tmp_path, address)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_tasks_of_killed_workers_are_repeated(cluster, expected, tmp_path: Path) -> None:
     address, leader = cluster
     killed = list[int]()
 
@@ -149,7 +156,6 @@ def test_a_cluster_learns_what_this_machine_learns_also_if_its_workers_are_kille
 
     found = run(tmp_path, address, say=kill_workers)
     assert len(killed) == 2
-    assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
