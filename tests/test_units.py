@@ -185,6 +185,7 @@ def test_a_coordinator_and_an_agent_notify_a_service_manager_when_ready_alive_an
     port = str(find_free_port("127.0.0.1", 0))
     words = ["--port", port, "--name", "trial", "--or-resume", "--min-agents", "1"]
     words += ["--method", "fedavg", "--model", "mlp-small", "--set", "evaluate.between=false"]
+    words += ["--set", "train.epochs=30"]  # most of a round, so that a status tells of it
     first = start_watched("coordinator", *COORDINATOR, "start", *words, "--rounds", "1000")
     sockets["coordinator"].wait("READY=1", 90)
     sockets["coordinator"].wait("WATCHDOG=1", 10)
