@@ -8,14 +8,13 @@ installed; a device only returns to the environment that it had before.
 
 from __future__ import annotations
 
-import math
-import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
+from packaging.version import InvalidVersion, Version
 
 from edge_agent.update import software_exchange
 from edge_agent.update.environments import Environments, find_environments, hold_lock
@@ -38,9 +37,7 @@ from federated.wire.release_messages import Installed, Software
 
 __all__ = ["Decision", "Held", "decide", "follow"]
 
-VERSION = re.compile(
-    r"(?:(\d+)!)?(\d+(?:\.\d+)*)(?:(a|b|rc)(\d+))?(?:\.post(\d+))?(?:\.dev(\d+))?(?:\+[a-z0-9.]+)?"
-)
+LOWEST = Version("0.dev0")
 TIMEOUT = 300.0  # seconds for a question, which a slow board asks within a minute
 
 
@@ -92,22 +89,14 @@ def decide(wanted: Software | None, withdrawn: str, held: Held) -> Decision:
     return Decision("install", f"the run wants {wanted.name}")
 
 
-def order(release: str) -> tuple[Any, ...]:
-    """Return a key that orders versions as pip does (PEP 440): 1.0.dev1, 1.0rc1, 1.0, 1.0.post1. Of
-    a version in another spelling it is the lowest, so that none passes for a later one.
+def order(release: str) -> Version:
+    """Return a key that orders versions as pip does (PEP 440), without their local part. One that
+    pip does not know is the lowest, so that it never passes for a later one.
     """
-    if (found := VERSION.fullmatch(release)) is None:
-        return ()
-    epoch, numbers, stage, number, post, dev = found.groups()
-    # "release" follows "rc" in the alphabet, too
-    before = (stage, int(number)) if stage else ("", 0) if dev and not post else ("release", 0)
-    return (
-        int(epoch or 0),
-        [int(one) for one in re.sub(r"(\.0+)+\Z", "", numbers).split(".")],
-        before,
-        -1 if post is None else int(post),
-        math.inf if dev is None else int(dev),
-    )
+    try:
+        return Version(Version(release).public)
+    except InvalidVersion:
+        return LOWEST
 
 
 def follow(request: UpdateRequest, say: Say) -> dict[str, str]:

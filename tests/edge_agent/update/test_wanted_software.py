@@ -50,8 +50,7 @@ def test_versions_are_ordered_as_pip_orders_them() -> None:
     assert keys == sorted(keys)
     assert len(keys) == len({str(one) for one in keys})
     assert order("1.0.0") == order("1.0") == order("1+local.1")
-    for other in ("unknown", "1.0RC1", "1.0c1", "1.0-1", "2.0-rc1"):
-        assert order(other) == () < order("0.0.dev0")
+    assert order("unknown") < order("0.0.1.dev0")
 
 
 @pytest.mark.parametrize("older", ["0.3.0", "0.3.0rc1", "0.3.0RC1", "0.3.0.post1.dev1"])
