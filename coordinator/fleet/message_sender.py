@@ -46,7 +46,8 @@ class Endpoint:
         self.link, self.card, self.slots, self.epoch = link, card, slots, epoch
         self.announced = b""
         # an update that others replace in a shared store comes in chunks in the end
-        self._chunks = chunks and (slots.urls is None or slots.urls.above > 0 or slots.urls.shared)
+        chunks = chunks and (slots.urls is None or slots.urls.above > 0 or slots.urls.shared)
+        self._patterns = topics.coordinator_patterns(card.run, chunks=chunks)
         self._dismissed = False
 
     def announce(self) -> None:
@@ -58,7 +59,7 @@ class Endpoint:
         """Subscribe to the agents' messages. The broker then sends their retained profiles and
         status again.
         """
-        for pattern in topics.coordinator_patterns(self.card.run, chunks=self._chunks):
+        for pattern in self._patterns:
             self.link.subscribe(pattern)
 
     def publish(self, card: messages.Run) -> None:
@@ -117,6 +118,8 @@ class Endpoint:
                     raise LinkError(f"the broker did not acknowledge it within {FAREWELL:.0f} s")
             self._wait_for_departures(set(online), time.monotonic() + patience)
             self.slots.clear()
+            # Otherwise the broker would deliver each of the removals below, and nobody reads them.
+            self.link.unsubscribe(*self._patterns)
             for name in agents:
                 self.link.publish(topics.profile(run, name), b"", retain=True)
                 self.link.publish(topics.status(run, name), b"", retain=True)

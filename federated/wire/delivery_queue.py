@@ -27,6 +27,7 @@ class DeliveryQueue:
         chunks ahead, and heartbeats.
     size_share: the same in bytes. A single delivery may be larger.
     find_sender: returns the sender of a topic; empty if it has no limit of its own.
+    closed: whether it rejects further deliveries.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class DeliveryQueue:
         self._filled, self._emptied = threading.Condition(lock), threading.Condition(lock)
         self._deliveries, self._size = deliveries, size
         self._held = 0
-        self._closed = False
+        self.closed = False
 
     def __len__(self) -> int:
         """Number of deliveries."""
@@ -65,9 +66,9 @@ class DeliveryQueue:
                 self._rejected[sender] += 1 + size // LARGE
                 return False
             room = force or self._emptied.wait_for(
-                lambda: self._closed or self._has_room(size), timeout
+                lambda: self.closed or self._has_room(size), timeout
             )
-            if not room or self._closed:
+            if not room or self.closed:
                 return False
             if sender:
                 self._waiting[sender] += 1
@@ -79,7 +80,7 @@ class DeliveryQueue:
         """Remove and return the oldest delivery, waiting up to `timeout` seconds for one."""
         with self._filled:
             if (
-                not self._filled.wait_for(lambda: self._queue or self._closed, max(0.0, timeout))
+                not self._filled.wait_for(lambda: self._queue or self.closed, max(0.0, timeout))
                 or not self._queue
             ):
                 return None
@@ -126,7 +127,7 @@ class DeliveryQueue:
     def close(self) -> None:
         """Reject further deliveries. Those in the queue can still be read."""
         with self._filled:
-            self._closed = True
+            self.closed = True
             self._filled.notify_all()
             self._emptied.notify_all()
 

@@ -107,7 +107,9 @@ class MqttLink:
         self._history = ConnectionHistory(
             str(self.address), client_id, time.monotonic(), tolerant=coordinates
         )
-        self._blocked = False  # whether `publish` waits for room
+        # whether a caller waits for acknowledgements, which the network's thread must read: it does
+        # not wait for room in the queue meanwhile
+        self._blocked = False
         self._dropped, self._logged = 0, -math.inf  # deliveries without room; when it was logged
         self._shut = 0  # disconnections in a row without a successful connection
         handlers = Handlers(
@@ -154,8 +156,6 @@ class MqttLink:
                         f"{self.address}: the broker acknowledged nothing for "
                         f"{PATIENCE:.0f} s; {topic} was not sent"
                     )
-                # the network's thread must not wait for the caller meanwhile: it would read no
-                # acknowledgement
                 self._blocked = True
                 self._acknowledged.wait(0.05)
                 self._check()
@@ -211,11 +211,13 @@ class MqttLink:
 
     def flush(self, timeout: float) -> bool:
         until = time.monotonic() + timeout
+        self._blocked = True
         with contextlib.suppress(LinkError):  # failed for good: no more acknowledgements
             while self._list_unacknowledged() and time.monotonic() < until:
                 self._check()
                 self._acknowledged.clear()
                 self._acknowledged.wait(0.02)
+        self._blocked = False
         return not self._list_unacknowledged()
 
     def probe(self, topic: str, sizes: tuple[int, ...] = PROBES) -> Probe:
@@ -235,6 +237,7 @@ class MqttLink:
         """
         if self._closed:
             return
+        self._deliveries.close()  # a full queue would hold up the network's thread
         if self._client.is_connected():
             self.flush(FAREWELL)
         self._closed = True
@@ -249,7 +252,6 @@ class MqttLink:
             # a session of 3.1.1 outlives the link: let it queue nothing
             self._client.unsubscribe(list(self._patterns))
         disconnect(self._client, self.protocol)
-        self._deliveries.close()
 
     def _limit(self, payload: int) -> None:
         self.max_payload = min(payload, self.max_payload)
@@ -377,7 +379,8 @@ class MqttLink:
             self._check_spelling(topic)
             return
         delivery = Delivery(topic, bytes(message.payload), message.retain)
-        if not self._deliveries.put(delivery, 0.0 if self._blocked else HOLD):
+        room = self._deliveries.put(delivery, 0.0 if self._blocked else HOLD)
+        if not room and not self._deliveries.closed:
             self._count_dropped(topic)
 
     def _count_dropped(self, topic: str) -> None:

@@ -345,6 +345,7 @@ def test_the_end_of_a_run_waits_until_its_agents_have_left(
     fleet.dismiss("over", patience=30.0)
     assert left.is_set()
     assert time.monotonic() - start < 15
+    assert fleet.link.backlog == 0  # it does not receive the removals that it publishes itself
 
 
 def test_a_long_reason_from_an_agent_is_truncated_everywhere(

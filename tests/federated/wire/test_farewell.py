@@ -6,8 +6,10 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,11 +18,12 @@ from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_broker import Broker
 from coordinator.fleet.message_loop import MessageLoop
 from federated.wire import envelope, messages, topics
+from federated.wire.delivery_queue import DeliveryQueue
 from federated.wire.link import LINK_DOWN
 from federated.wire.links import mqtt as links
 from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import read_port
-from tests.support.links import wait_for_delivery
+from tests.support.links import open_links, wait_for_delivery
 from tests.support.proxy import Proxy
 from tests.support.scripted_coordinator import CARD
 
@@ -68,6 +71,36 @@ def test_flush_waits_for_acknowledgements_and_returns_whether_they_came(broker: 
         os.killpg(group, signal.SIGCONT)
     assert link.flush(10)
     link.close()
+
+
+@pytest.fixture
+def full_link(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[MqttLink]:
+    """A link whose network thread waits for room in a full queue, with more to come."""
+    monkeypatch.setattr(links, "DeliveryQueue", partial(DeliveryQueue, deliveries=10))
+    monkeypatch.setattr(links, "HOLD", 2.0)
+    with open_links(broker.address, "a", "b") as (link, other):
+        link.subscribe("many/+")
+        for index in range(50):
+            other.publish(f"many/{index}", b"x")
+        assert other.flush(60.0)
+        while link.backlog < 10:
+            time.sleep(0.01)
+        yield link
+
+
+def test_acknowledgements_arrive_although_nobody_reads_a_full_queue(full_link: MqttLink) -> None:
+    full_link.publish("x", b"1")
+    assert full_link.flush(20.0)
+
+
+def test_closing_does_not_wait_for_a_full_queue(
+    full_link: MqttLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    full_link.publish("x", b"1")
+    began = time.monotonic()
+    full_link.close()
+    assert time.monotonic() - began < 20.0
+    assert warnings_of(caplog) == []
 
 
 def test_agents_learn_of_the_end_of_a_run_although_the_coordinators_link_was_down(
