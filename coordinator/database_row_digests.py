@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+from collections.abc import Iterable
 from itertools import groupby
 
 __all__ = ["SCHEMA", "find_damage", "seal"]
@@ -28,7 +29,6 @@ PARTS = {
     "norms": None,
     "releases": "release",
 }
-Rows = list[tuple[object, ...]]
 
 
 def seal(database: sqlite3.Connection, part: str, number: int = 0) -> None:
@@ -38,7 +38,7 @@ def seal(database: sqlite3.Connection, part: str, number: int = 0) -> None:
     query = f"SELECT * FROM {part}{where} ORDER BY rowid"  # noqa: S608  # names of PARTS
     database.execute(
         "INSERT OR REPLACE INTO digests VALUES (?, ?, ?)",
-        (part, number, digest_rows(database.execute(query, values).fetchall())),
+        (part, number, digest_rows(database.execute(query, values))),
     )
 
 
@@ -71,14 +71,21 @@ def digest_parts(database: sqlite3.Connection, part: str) -> dict[int, str]:
     column = PARTS[part]
     if column is None:
         rows = database.execute(f"SELECT * FROM {part} ORDER BY rowid")  # noqa: S608
-        return {0: digest_rows(rows.fetchall())}
+        return {0: digest_rows(rows)}
     query = f"SELECT {column}, * FROM {part} ORDER BY {column}, rowid"  # noqa: S608
     return {
-        number: digest_rows([row[1:] for row in rows])
+        number: digest_rows(row[1:] for row in rows)
         for number, rows in groupby(database.execute(query), key=lambda row: row[0])
     }
 
 
-def digest_rows(rows: Rows) -> str:
-    """Return the sha256 of rows."""
-    return hashlib.sha256(repr(rows).encode()).hexdigest()
+def digest_rows(rows: Iterable[tuple[object, ...]]) -> str:
+    """Return the sha256 of `repr(list(rows))`, without holding all rows at once: a run's database
+    may have a row for each of thousands of agents in each round.
+    """
+    digest, separator = hashlib.sha256(b"["), ""
+    for row in rows:
+        digest.update(f"{separator}{row!r}".encode())
+        separator = ", "
+    digest.update(b"]")
+    return digest.hexdigest()

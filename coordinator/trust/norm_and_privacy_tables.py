@@ -72,14 +72,14 @@ class TrustTables:
             self._database.execute("DELETE FROM norms WHERE round < ?", (oldest,))
             seal(self._database, "norms")
 
-    def read_norms(self, round: int) -> list[ChangeNorm]:
-        """Read the norms that bound a round's updates: those of the rounds before it."""
+    def read_norms(self, round: int) -> Iterator[ChangeNorm]:
+        """Yield the norms that bound a round's updates: those of the rounds before it."""
         rows = self._database.execute(
             "SELECT round, agent, submodel, kind, norm FROM norms WHERE round >= ? AND "
             "round < ? ORDER BY round, agent",
             (round - WINDOW, round),
         )
-        return [ChangeNorm(*row) for row in rows]
+        return (ChangeNorm(*row) for row in rows)
 
     def write_costs(self, round: int, costs: Mapping[str, float]) -> None:
         """Write the privacy cost of a result before anyone sees it. A round that ends twice costs

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import math
 import statistics
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -92,23 +93,43 @@ def compute_bounds(
 
     factor: multiple of the median; 0 disables all bounds.
     """
-    groups: dict[tuple[str, str], list[ChangeNorm]] = {}
-    kinds: dict[str, list[float]] = {}
+    groups: dict[tuple[str, str], _Group] = {}
     for one in known:
         if factor and round - WINDOW <= one.round < round:
-            groups.setdefault((one.submodel, one.kind), []).append(one)
-            kinds.setdefault(one.kind, []).append(one.norm)
+            groups.setdefault((one.submodel, one.kind), _Group()).add(one)
+    kinds: dict[str, list[float]] = {}
+    for (_, kind), group in groups.items():
+        kinds.setdefault(kind, []).extend(group.norms)
     common = {kind: statistics.median(norms) for kind, norms in kinds.items()}
     found = {}
-    for (submodel, kind), ones in groups.items():
-        middle = statistics.median(one.norm for one in ones)
-        if len(ones) >= LEAST and middle > 0:
-            rounds = min(one.round for one in ones), max(one.round for one in ones)
-            shares = sorted(Counter(one.agent for one in ones).values(), reverse=True)
+    for (submodel, kind), group in groups.items():
+        middle = statistics.median(group.norms)
+        if len(group.norms) >= LEAST and middle > 0:
+            rounds = min(group.rounds), max(group.rounds)
+            shares = tuple(sorted(group.senders.values(), reverse=True))
             found[submodel, kind] = Bound(
-                factor, middle, common[kind], len(ones), rounds, tuple(shares)
+                factor, middle, common[kind], len(group.norms), rounds, shares
             )
     return found
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The norms of one kind of change to one submodel, without the objects that they came in.
+
+    norms: one of each update.
+    rounds: of these updates.
+    senders: number of norms by agent.
+    """
+
+    norms: array[float] = field(default_factory=lambda: array("d"))
+    rounds: set[int] = field(default_factory=set)
+    senders: Counter[str] = field(default_factory=Counter)
+
+    def add(self, one: ChangeNorm) -> None:
+        self.norms.append(one.norm)
+        self.rounds.add(one.round)
+        self.senders[one.agent] += 1
 
 
 def measure_change(update: Update, sent: Mapping[str, Any]) -> dict[str, float]:

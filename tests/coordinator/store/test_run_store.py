@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sqlite3
@@ -15,7 +16,7 @@ import torch
 
 from coordinator.assign.agent_track_record import Setback, Standing
 from coordinator.assign.decision_record import Decision
-from coordinator.database_row_digests import find_damage
+from coordinator.database_row_digests import digest_rows, find_damage
 from coordinator.observe.round_records import Entry, RoundRecord, Score
 from coordinator.round.round_events import Ticked
 from coordinator.round.round_state import Round
@@ -307,3 +308,10 @@ def test_settings_equal_to_their_defaults_are_stored_apart(tmp_path: Path) -> No
     store.write_facts(store.read_facts())  # as a version without this rule
     assert store.read_facts().config == config
     store.close()
+
+
+def test_the_digest_of_rows_read_one_by_one_is_that_of_their_list() -> None:
+    """Stores of earlier versions keep their digests."""
+    for rows in ([], [(1, "a", 0.5)], [(1, None), (2, "é'")]):
+        expected = hashlib.sha256(repr(rows).encode()).hexdigest()
+        assert digest_rows(iter(rows)) == expected

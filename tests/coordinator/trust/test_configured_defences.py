@@ -76,7 +76,7 @@ def test_norms_in_a_file_of_their_own_survive_and_damage_names_the_file(tmp_path
     one.write_norms(written)
     one.close()
     two = open_tables(tmp_path / "norms.sqlite")
-    assert two.read_norms(2) == written
+    assert list(two.read_norms(2)) == written
     two.close()
     (tmp_path / "norms.sqlite").write_bytes(b"damaged" * 1000)
     with pytest.raises(StoreError, match=r"norms\.sqlite.*remove it"):
