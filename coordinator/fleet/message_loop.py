@@ -31,7 +31,7 @@ from coordinator.round.round_state import (
     Agent,
     Round,
     Rules,
-    find_task,
+    is_expected,
     list_carried_tasks,
     list_phase_tasks,
 )
@@ -43,7 +43,7 @@ from coordinator.trust.message_topic_check import check_place
 from coordinator.update_workers.worker_pool import WorkerPool
 from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
 from federated.safe_text import make_safe
-from federated.task import Key, Profile, Work
+from federated.task import Profile, Work
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 from federated.wire.messages import JOINING
@@ -222,8 +222,10 @@ class MessageLoop:
         self._bar_agents()
         self.endpoint.slots.send(self.clock())
         if (workers := self.inbox.workers) is not None:
-            self._take_reports(workers)
-            timeout = min(timeout, REPORTS) if workers.busy else timeout
+            if self._take_reports(workers):
+                timeout = 0.0  # the phase may have ended, or the next agent's turn may have come
+            elif workers.busy:
+                timeout = min(timeout, REPORTS)
         delivery = self.link.receive(timeout)
         if delivery is not None:
             try:
@@ -246,14 +248,16 @@ class MessageLoop:
             self._filled = now
             self.driver.handle(on.SpoolFilled(now))
 
-    def _take_reports(self, workers: WorkerPool) -> None:
-        """Handle what the workers have reported."""
-        for topic, error in self._reception.take_reports(workers, self.run.run):
+    def _take_reports(self, workers: WorkerPool) -> bool:
+        """Handle what the workers have reported. Return whether there was any report."""
+        handled = list(self._reception.take_reports(workers, self.run.run))
+        for topic, error in handled:
             if error is not None:
                 self._reject(topic, error)
             self.publish(FleetChanged(topics.find_sender(topic)))
         for agent in workers.take_flooders():
             self._broker_access.suspend(agent)
+        return bool(handled)
 
     def _bar_agents(self) -> None:
         """Shut out agents that are revoked, suspended or excluded; no round waits for them."""
@@ -336,7 +340,7 @@ class MessageLoop:
                 self._take_heartbeat(name, beat, now)
             case messages.Offer() as offer:
                 key = find_key(name, offer)
-                if self._is_open(key, offer.attempt) and not self.inbox.knows(key):
+                if is_expected(self.round, key, offer.attempt) and not self.inbox.knows(key):
                     self._guard.refund(name, size, now)
                 if not self._reception.finish_upload(key):
                     self.driver.handle(on.UpdateOffered(now, name, offer))
@@ -344,7 +348,7 @@ class MessageLoop:
                 self._reception.store(name, chunk)
             case messages.Failure() as failure if failure.run == self.run.run:
                 key = find_key(name, failure)
-                if self._is_open(key, failure.attempt):
+                if is_expected(self.round, key, failure.attempt):
                     self._guard.refund(name, size, now)
                 self.driver.handle(
                     on.TaskFailed(now, key, failure.attempt, failure.reason, failure.paused)
@@ -401,11 +405,6 @@ class MessageLoop:
             self._broker_access.suspend(name)
             reason = f"dropped thousands of messages of '{name}': stop it, or revoke it"
             self.publish(Rejected("flood", name, reason, name))
-
-    def _is_open(self, key: Key, attempt: int) -> bool:
-        """Return True if the update of a task is still expected."""
-        state = find_task(self.round, key, attempt)
-        return state is not None and state.open
 
     def _take_heartbeat(self, name: str, beat: messages.Heartbeat, now: float) -> None:
         self._request_announcement(name, beat.session, now)

@@ -37,6 +37,7 @@ __all__ = [
     "Wasted",
     "find_least_heartbeat",
     "find_task",
+    "is_expected",
     "list_carried_tasks",
     "list_phase_tasks",
     "list_tasks",
@@ -346,6 +347,12 @@ def find_task(r: Round, key: Key, attempt: int) -> TaskState | None:
     """Return the task of an update or failure; None if there is no task with this attempt."""
     task = r.tasks.get(key)
     return task if task is not None and task.task.attempt == attempt else None
+
+
+def is_expected(r: Round, key: Key, attempt: int) -> bool:
+    """Return True if the update of a task is still expected."""
+    state = find_task(r, key, attempt)
+    return state is not None and state.open
 
 
 # ---- changes -------------------------------------------------------------------------------------
