@@ -31,7 +31,7 @@ from models.slicing import Plan, as_slices
 from models.submodel import Submodel
 from models.submodel_building import initial
 
-__all__ = ["command", "count_tensors", "ours", "read_bytes"]
+__all__ = ["command", "count_tensors", "ours", "ours_fast", "read_bytes"]
 
 OURS, FAST, BYTES, COUNTS = (
     f"{__name__}:{name}" for name in ("ours", "ours_fast", "read_bytes", "count_tensors")
@@ -44,32 +44,30 @@ COUNTING, FEDFA, PARTITION, SPEEDUP = 2.5, 1 / 2.5, 1 / 1.2, 1.4
 
 
 def measure_fedavg(count: int, peers: Sequence[str]) -> list[Row]:
-    """Time FedAvg with one thread, of updates that are all in memory, with and without the extra
-    `fast`, and of updates that arrive one by one.
+    """Time FedAvg with one thread, with the extra `fast`, which adds updates together, and without
+    it: updates of this network are then added one by one, as those that arrive one by one are.
     """
     with write_updates("fedavg", count) as folder:
-        task = {"method": "fedavg", "folder": folder, "most": BATCH}
-        together, single = time_all(peers, task), time_all(peers, {**task, "most": 1})
+        times = time_all(peers, {"method": "fedavg", "folder": folder})
+    name = f"fedavg, {count}"
     return [
-        *compare_times(f"fedavg, {count} together (ms)", together, OURS, GOALS[count]),
-        *compare_times(f"fedavg, {count} together, with numba (ms)", together, FAST, GOALS[count]),
-        *compare_times(f"fedavg, {count} one by one (ms)", single, OURS, dict.fromkeys(peers, 1.0)),
+        *compare_times(f"{name} together, with numba (ms)", times, FAST, GOALS[count]),
+        *compare_times(f"{name} one by one (ms)", times, OURS, dict.fromkeys(peers, 1.0)),
     ]
 
 
 def measure_threads(count: int, peers: Sequence[str]) -> list[Row]:
-    """Time FedAvg of updates that are all in memory with several threads, and compare it with one
-    thread.
-    """
-    name = f"fedavg, {count} together, {THREADS} threads (ms)"
+    """Time the same with several threads, and compare it with one thread."""
     with write_updates("fedavg", count) as folder:
-        task = {"method": "fedavg", "folder": folder, "most": BATCH}
-        one, several = hold([OURS], task), time_all(peers, {**task, "threads": THREADS})
-    return [
-        *compare_times(name, several, OURS, {}),
-        *compare_times(name.replace(" (", ", with numba ("), several, FAST, {}),
-        compare(name, several[OURS], SPEEDUP, peer=Baseline("our one thread", one[OURS])),
-    ]
+        task = {"method": "fedavg", "folder": folder}
+        one, several = hold([OURS, FAST], task), time_all(peers, {**task, "threads": THREADS})
+    rows = list[Row]()
+    for entry, how in ((FAST, "together, with numba"), (OURS, "one by one")):
+        name = f"fedavg, {count} {how}, {THREADS} threads (ms)"
+        alone = Baseline("our one thread", one[entry])
+        rows += compare_times(name, several, entry, {})
+        rows.append(compare(name, several[entry], SPEEDUP, peer=alone))
+    return rows
 
 
 def time_all(peers: Sequence[str], task: Mapping[str, Any]) -> dict[str, float]:
@@ -120,7 +118,7 @@ def measure_methods() -> list[Row]:
     times = dict[str, dict[str, float]]()
     for name in ("fedavg", "heterofl", "fedfa"):
         with write_updates(name, 10) as folder:
-            task = {"method": name, "folder": folder, "most": BATCH}
+            task = {"method": name, "folder": folder}
             times[name] = hold([OURS, COUNTS] if name == "heterofl" else [OURS], task)
     counted = Baseline("count tensors", times["heterofl"][COUNTS])
     plain = Baseline("our fedavg", times["fedavg"][OURS])
@@ -143,18 +141,25 @@ def begin(task: Mapping[str, Any]) -> tuple[State, list[Update], Callable[[Submo
 
 
 def ours(task: Mapping[str, Any]) -> Callable[[], object]:
-    """Fold and finish as the coordinator does without the extra `fast`."""
+    """Fold and finish as the coordinator does without the extra `fast`: one by one, since several
+    updates of this network would take too much memory.
+    """
     fused_addition.LEAST = sys.maxsize
-    return ours_fast(task)
+    return fold_updates(task, 1)
 
 
 def ours_fast(task: Mapping[str, Any]) -> Callable[[], object]:
     """Fold and finish as the coordinator does with the extra `fast`."""
+    return fold_updates(task, BATCH)
+
+
+def fold_updates(task: Mapping[str, Any], most: int) -> Callable[[], object]:
+    """most: number of updates to add together."""
     state, updates, place = begin(task)
     chosen = find_method(task["method"])
 
     def run() -> object:
-        total = Total(most=task["most"])
+        total = Total(most=most)
         for one in updates:
             fold(total, chosen.parts(state, place(one.submodel), one), (one.agent,))
         return chosen.finish(state, total, np.random.default_rng(0))

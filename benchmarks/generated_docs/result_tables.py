@@ -20,7 +20,8 @@ __all__ = ["drop_measured", "list_results", "list_summaries"]
 
 EXPLANATION = (
     "The ratio is the peer's median, or the limit's, divided by ours. Above 1, ours needs less "
-    "time, memory or bytes. The goals are the least ratios that the project aims for."
+    "time, memory or bytes, or has the smaller error. The goals are the least ratios that the "
+    "project aims for. A `+` after the commit means that files had changed since."
 )
 
 
@@ -31,7 +32,7 @@ def list_summaries() -> Iterator[str]:
         for one in read_results()
     ]
     if rows:
-        ratio = "time, memory or bytes of peers and limits, divided by ours"
+        ratio = "time, memory, bytes or error of peers and limits, divided by ours"
         yield from render_table(("benchmark", ratio, "goals met"), rows)
 
 

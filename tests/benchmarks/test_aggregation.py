@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.aggregation.command import ours
+from benchmarks.aggregation.command import ours, ours_fast
 from benchmarks.aggregation.updates import map_updates, write_updates
 from benchmarks.peers.interleaved_processes import hold
 from federated.engine import fused_addition
 
 
-def test_our_contestant_computes_the_weighted_mean(monkeypatch):
+@pytest.mark.parametrize("contestant", [ours, ours_fast])
+def test_our_contestants_compute_the_weighted_mean(contestant, monkeypatch):
     monkeypatch.setattr(fused_addition, "LEAST", fused_addition.LEAST)  # which it changes
     with write_updates("fedavg", 3) as folder:
-        found = ours({"method": "fedavg", "folder": folder, "most": 2})()
+        found = contestant({"method": "fedavg", "folder": folder})()
         updates = map_updates(folder)
         weights = [update.samples for update in updates]
         assert len(set(weights)) == 3
