@@ -266,12 +266,17 @@ class Registry:
         that is limited to named runs, it stays limited, to the runs of its own.
         """
         groups = set(groups)
-        left = {row[0] for row in self.read("select team from members where name = ?", name)}
+        left = set(self.find_groups(name))
         limited = {row[0] for row in self.read("select name from rights where kind = 'group'")}
         if (left - groups) & limited:
             self.change("insert or ignore into rights values ('agent', ?, ?)", name, LIMIT)
         self._base.execute("delete from members where name = ?", (name,))
         self._base.executemany("insert into members values (?, ?)", [(name, one) for one in groups])
+
+    def find_groups(self, name: str) -> tuple[str, ...]:
+        """Return the groups of a device."""
+        rows = self.read("select team from members where name = ? order by team", name)
+        return tuple(row[0] for row in rows)
 
     def list_groups(self) -> dict[str, tuple[str, ...]]:
         """Return the groups of each device that is in any."""

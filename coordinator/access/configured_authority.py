@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ __all__ = [
     "find_default_folder",
     "find_enrolment_address",
     "find_members",
+    "get_group_reader",
     "open_authority",
     "read_excluded",
     "read_limits",
@@ -110,6 +112,23 @@ def find_members(wanted: Broker, group: str) -> tuple[str, ...]:
     if found := tuple(name for name, of in groups.items() if group in of):
         return found
     raise Unknown("group", group, {one for of in groups.values() for one in of})
+
+
+def find_groups(wanted: Broker, name: str) -> tuple[str, ...]:
+    """Return the groups of a device. Raises StoreError, also if there is no authority."""
+    path = Path(wanted.pki or find_default_folder()) / REGISTRY
+    if not path.is_file():
+        raise StoreError(
+            f"no certificate authority in {path.parent}, which keeps the groups of devices: choose "
+            "its folder with broker.pki"
+        )
+    with closing(Registry(path)) as registry:
+        return registry.find_groups(name)
+
+
+def get_group_reader(wanted: Broker) -> Callable[[str], tuple[str, ...]] | None:
+    """Return `find_groups` for a run; None without tls, where any device can use any name."""
+    return partial(find_groups, wanted) if wanted.tls else None
 
 
 def change_group(

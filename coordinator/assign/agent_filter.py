@@ -5,7 +5,8 @@
     one   := "not" one | "(" any ")" | KEY ("=" | "!=" | "<" | "<=" | ">" | ">=") VALUE
 
 A value is a word or quoted text. Text is compared without regard to case, and a value may be a
-shell pattern such as `cam-*`; amounts may have units (512MB, 2GiB, 5MB/s).
+shell pattern such as `cam-*`; amounts may have units (512MB, 2GiB, 5MB/s). All keys but `group` are
+what the device states; the coordinator keeps the groups.
 """
 
 from __future__ import annotations
@@ -19,10 +20,19 @@ from typing import TypeAlias
 from federated.errors import ConfigError, Unknown
 from federated.task import Profile
 
-__all__ = ["AMOUNTS", "WORDS", "parse"]
+__all__ = ["AMOUNTS", "WORDS", "Groups", "parse"]
 
 Constraint: TypeAlias = Callable[[Profile], str]
 """Returns why an agent does not meet the condition; empty if it does."""
+
+Groups: TypeAlias = Callable[[str], Sequence[str]]
+"""Returns the groups of a device, by its name."""
+
+GROUP = "group"  # the key that is compared with the groups, as text
+NO_GROUPS = (
+    "the certificate authority keeps the groups, and this run has none: set broker.tls = true "
+    "(--tls), or select by another key"
+)
 
 AMOUNTS: Mapping[str, Callable[[Profile], float]] = {
     "cpus": lambda profile: profile.cpus,
@@ -65,11 +75,13 @@ VALUE = f"""{WORD}|"[^"]*"|'[^']*'"""
 ANYTHING = f"{LETTER}+|[<>!]?=|[()]|\\S.{{0,19}}"  # what an error shows of an unexpected text
 
 
-def parse(text: str) -> Constraint:
+def parse(text: str, groups: Groups | None = None) -> Constraint:
     """Return the condition of a text. Raises ConfigError that says where the text is wrong, what
     was expected, and what was found.
+
+    groups: of devices; None if no authority keeps them, which refuses the key `group`.
     """
-    parser = Parser(text)
+    parser = Parser(text, groups)
     constraint = parser.parse_any(0)
     if text[parser.place :].strip():
         raise parser.unexpected("'and', 'or' or the end")
@@ -79,12 +91,13 @@ def parse(text: str) -> Constraint:
 class Parser:
     """A recursive descent parser, with one method per rule of the grammar.
 
+    groups: see `parse`.
     place: index in the text up to which it was parsed.
     start: index at which the last token starts.
     """
 
-    def __init__(self, text: str) -> None:
-        self.text, self.place, self.start = text, 0, 0
+    def __init__(self, text: str, groups: Groups | None) -> None:
+        self.text, self.groups, self.place, self.start = text, groups, 0, 0
 
     def parse_any(self, depth: int) -> Constraint:
         parts = [self.parse_all(depth)]
@@ -117,8 +130,10 @@ class Parser:
         key = self.take(WORD)
         if not key:
             raise self.unexpected("a key such as memory, 'not' or '('")
-        if key not in {**AMOUNTS, **WORDS}:
-            raise self.error(self.start, str(Unknown("key", key, [*AMOUNTS, *WORDS])))
+        if key not in (known := [*AMOUNTS, GROUP, *WORDS]):
+            raise self.error(self.start, str(Unknown("key", key, known)))
+        if key == GROUP and self.groups is None:
+            raise self.error(self.start, NO_GROUPS)
         signs = list(COMPARISONS) if key in AMOUNTS else ["=", "!="]
         sign = self.take("|".join(signs))
         if not sign:
@@ -129,6 +144,8 @@ class Parser:
         if value[0] in "\"'":
             value = value[1:-1]
         reason = f"{key}{sign}{value} not met: it has "
+        if key == GROUP and (groups := self.groups) is not None:
+            return lambda profile: check_words(groups(profile.agent), sign, value, reason)
         if key in WORDS:
             return lambda profile: check_words(WORDS[key](profile), sign, value, reason)
         amount = self.parse_amount(key, value)

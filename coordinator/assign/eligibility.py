@@ -35,6 +35,7 @@ class Eligibility:
     needed: capabilities that the run's recipes require of a trainer.
     exported: those of them that a trainer of graphs has by the graphs.
     gateways: returns why the run cannot use gateways; empty if it can.
+    groups: of devices; None if no authority keeps them.
     """
 
     config: Config
@@ -42,6 +43,7 @@ class Eligibility:
     needed: frozenset[str] = frozenset()
     exported: frozenset[str] = frozenset()
     gateways: Callable[[], str] = lambda: ""
+    groups: agent_filter.Groups | None = None
 
     def explain_refusal(self, profile: Profile) -> str:
         """Return why a device cannot take part; empty if it can."""
@@ -67,10 +69,12 @@ class Eligibility:
         return f"this run cannot use gateways: {why}; join with its devices instead" if why else ""
 
     def explain_exclusion(self, profile: Profile) -> str:
-        """Return why `fleet.select` excludes a device; empty if it does not. Raises ConfigError."""
+        """Return why `fleet.select` excludes a device; empty if it does not. Raises ConfigError,
+        and StoreError if the groups of devices cannot be read.
+        """
         if not self.config.fleet.select:
             return ""
-        return make_safe(agent_filter.parse(self.config.fleet.select)(profile))
+        return make_safe(agent_filter.parse(self.config.fleet.select, self.groups)(profile))
 
 
 def explain_lacking_capabilities(profile: Profile, needed: Collection[str], method: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from coordinator.access.configured_authority import get_group_reader
 from coordinator.assign import agent_filter
 from coordinator.assign.majority_network import build_network
 from coordinator.assign.submodel_pins import match_pins
@@ -120,7 +121,9 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
     for codec in config.wire.codecs:
         find_codec(codec)  # raises Unknown, ConfigError
     if config.fleet.select:
-        agent_filter.parse(config.fleet.select)  # raises ConfigError
+        agent_filter.parse(
+            config.fleet.select, get_group_reader(config.broker)
+        )  # raises ConfigError
     own = (
         None
         if config.data.name == AGENTS

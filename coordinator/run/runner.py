@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from coordinator.access.broker_setup import BrokerAccess
+from coordinator.access.configured_authority import get_group_reader
 from coordinator.assign.decisions import LastDecisions
 from coordinator.assign.eligibility import Eligibility
 from coordinator.assign.majority_network import build_network
@@ -168,7 +169,7 @@ def _announce(
     that resumes it. Raises Superseded, and tells them nothing, if another one took over the run.
     """
     try:
-        fleet.admit(Eligibility(prepared.config))
+        fleet.admit(Eligibility(prepared.config, groups=get_group_reader(prepared.config.broker)))
         fleet.endpoint.announce()
         return _conduct(prepared, fleet, oversight, options)
     except (LinkError, Superseded):
@@ -206,7 +207,8 @@ def _conduct(
     hooks = method.hooks
     exported = {name_hook(hooks.name)} if hooks is not None and hooks.plain else set[str]()
     gateways = cache(partial(judge_gateways, prepared, network, menu))
-    fleet.admit(Eligibility(config, network, needed, frozenset(exported), gateways))
+    groups = get_group_reader(config.broker)
+    fleet.admit(Eligibility(config, network, needed, frozenset(exported), gateways, groups))
     past = (
         PastStates(store, first[0], config.fleet.staleness)
         if fleet.round.rules.stale >= 0

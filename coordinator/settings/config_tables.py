@@ -86,8 +86,8 @@ class Fleet(Record, frozen=True):
     select: Annotated[
         str,
         Meta(
-            description="Condition on agents that take part, such as 'memory>=2GB and label=eu'; "
-            "empty: all agents."
+            description="Condition on agents that take part, such as 'memory>=2GB and label=eu', "
+            "or 'group=eu' with broker.tls; empty: all agents."
         ),
     ] = ""
     deadline: Annotated[

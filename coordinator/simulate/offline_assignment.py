@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
+from coordinator.access.configured_authority import get_group_reader
 from coordinator.assign.affordable_submodels import Bounds
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.decisions import Candidate, Verdict, ask_method, decide
@@ -131,7 +132,8 @@ def judge(
     menu = propose_menu(method, network, config.settings)
     weights = initial(network, config.seed, method.features)
     state = method.start(weights, menu, config.settings)
-    pins, eligibility = match_pins(menu, config.assign.submodels), Eligibility(config)
+    pins = match_pins(menu, config.assign.submodels)
+    eligibility = Eligibility(config, groups=get_group_reader(config.broker))
     exclusions = {
         name: eligibility.explain_exclusion(profile) for name, profile in profiles.items()
     }

@@ -75,6 +75,20 @@ def test_unmet_conditions_say_why(text: str, reason: str) -> None:
     assert parse(text)(PI) == reason
 
 
+def test_groups_are_those_that_the_coordinator_keeps() -> None:
+    """A label of the same name changes nothing."""
+    groups = {"cam-3": ("canary", "roof")}.__getitem__
+    assert parse("group=canary and group!=eu and group='ROO*'", groups)(PI) == ""
+    assert parse("group=eu", groups)(PI) == "group=eu not met: it has canary, roof"
+    assert parse("not group=eu", lambda name: ())(PI) == ""
+    assert parse("group=eu", lambda name: ())(PI) == "group=eu not met: it has none"
+
+
+def test_without_an_authority_there_are_no_groups() -> None:
+    with pytest.raises(ConfigError, match=r"character 11: .*keeps the groups.*set broker.tls"):
+        parse("cpus=4 or group=eu")
+
+
 def test_agent_without_labels() -> None:
     assert parse("label=eu")(replace(PI, labels=())) == "label=eu not met: it has none"
     assert parse("label!=eu")(replace(PI, labels=())) == ""

@@ -14,7 +14,7 @@ from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.offline_assignment import assign_offline, render
 from federated.device import profile_file
 from federated.device.profile_file import Calibration, Sheet
-from federated.errors import ConfigError
+from federated.errors import ConfigError, StoreError
 from federated.task import Card, Profile, Timing
 from models.cost import cost
 from models.menu import probes
@@ -123,6 +123,22 @@ def test_an_excluded_device_has_a_reason(tmp_path: Path) -> None:
         "b: 1 cpus, 1 GB, uplink not measured, so transfers count as 0 s, 1000 "
         "examples\n  gets nothing: not selected" in render(made)
     )
+
+
+def test_groups_are_read_from_the_authority_and_not_from_the_device(tmp_path: Path) -> None:
+    """The device in the group may lack the label, and another may claim it."""
+    files = [write_profile(tmp_path, "a"), write_profile(tmp_path, "b", labels=("eu",))]
+    settings = {"fleet.select": "group=eu", "broker.tls": True, "broker.pki": str(tmp_path / "pki")}
+    with pytest.raises(StoreError, match=r"no certificate authority in .*pki"):
+        assign(files, settings)
+    assert not (tmp_path / "pki").exists()
+    enrolled = ["enroll", "a", "--group", "eu", "--pki", str(tmp_path / "pki"), "--host", "h"]
+    assert CliRunner().invoke(main, enrolled).exit_code == 0
+    made = assign(files, settings)
+    assert [one["submodel"] for one in made["agents"]] == ["w1-d4.4.4", None]
+    assert made["agents"][1]["reason"] == "not selected: group=eu not met: it has none"
+    with pytest.raises(ConfigError, match="keeps the groups, and this run has none"):
+        assign(files, {**settings, "broker.tls": False})
 
 
 def test_the_error_of_an_unmeasured_family_names_measured_ones(tmp_path: Path) -> None:
