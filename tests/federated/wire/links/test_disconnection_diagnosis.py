@@ -59,6 +59,7 @@ def test_a_broker_without_sessions_may_also_reject_large_packets() -> None:
     assert not flap(SMALL, 2 * SHORTS, resumed=False)[0]
     error, _ = flap(LARGE, MAX_UNACKNOWLEDGED, resumed=False)
     assert "may restart, or accept no packets of that size" in error
+    assert "(--name)" in error  # the reason of a takeover may not have arrived
 
 
 def test_a_tolerant_link_only_warns() -> None:
