@@ -64,6 +64,7 @@ from federated.wire.enrolment_token import SECRET, Token
 __all__ = ["LIFE", "Authority"]
 
 OWN_LIFE, LIFE = timedelta(days=397), timedelta(days=90)  # coordinator and server; agents
+SKIP = "; to enrol only the other devices of the list, add --skip-enrolled"
 LIST_LIFE = timedelta(days=180)  # a broker rejects every client once its list has expired
 SLOW = timedelta(minutes=10)
 # valid certificates per name: a renewal whose answer is lost leaves an unused certificate behind,
@@ -224,13 +225,13 @@ class Authority:
         now = time.time() if now is None else now
         with self.registry.transaction():
             for one, token in zip(devices, tokens, strict=True):
-                self.check_new(one, now)
+                self.check_new(one, now, SKIP)
                 self.registry.add_token(token.secret, one.name, now + one.valid)
             self.registry.record(by, "enroll", [one.name for one in devices])
             self.place(devices, by)
 
-    def check_new(self, device: Device, now: float) -> None:
-        """Raise ConfigError for a device that has a certificate."""
+    def check_new(self, device: Device, now: float, remedy: str = "") -> None:
+        """Raise ConfigError for a device that has a certificate. remedy: another, for a list."""
         if known := self.registry.list_valid(device.name, now):
             ends = time.strftime("%Y-%m-%d", time.gmtime(known[-1].ends))
             place = f"{device.source}: expected a new device, found one: " if device.source else ""
@@ -238,6 +239,7 @@ class Authority:
                 f"{place}'{device.name}' already has a certificate, valid until {ends}, and "
                 "renews it by itself; if the device was lost or set up again, revoke the "
                 f"certificate first: coordinator revoke {device.name}"
+                f"{remedy if device.source else ''}"
             )
 
     def place(self, devices: Sequence[Device], by: Actor | None) -> None:

@@ -4,9 +4,10 @@ those of a list of devices to a file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,10 @@ from coordinator.cli.options import FILE, PKI, print_errors
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, print_result
 from federated.wire.enrolment_token import PORT, Token
+
+if TYPE_CHECKING:
+    from coordinator.access.certificate_authority import Authority
+    from coordinator.access.enrolment_list import Device
 
 __all__ = ["enroll", "print_place"]
 
@@ -34,6 +39,11 @@ __all__ = ["enroll", "print_place"]
     metavar="FILE",
     help="new file for the tokens of --from, which only you may read: CSV, or JSON if its name "
     "ends with .json",
+)
+@click.option(
+    "--skip-enrolled",
+    is_flag=True,
+    help="leave out the devices of --from that have or had a certificate, and say how many",
 )
 @click.option(
     "--group",
@@ -107,6 +117,8 @@ def enroll(name: str | None, source: Path | None, pki: str, form: str, **options
             raise UsageError(
                 "--phone: expected NAME instead of --from, since each phone scans its own"
             )
+        if source is None and options["skip_enrolled"]:
+            raise UsageError("--skip-enrolled: expected --from FILE instead of NAME")
         seconds, groups = parse_seconds(options["valid"]), parse_names("group", options["groups"])
         devices = (
             [Device(name or "", seconds, groups, parse_runs(options["runs"]))]
@@ -114,6 +126,10 @@ def enroll(name: str | None, source: Path | None, pki: str, form: str, **options
             else read_devices(source, seconds)
         )
         with closing(open_authority(Broker(pki=pki))) as authority:
+            if options["skip_enrolled"] and not (devices := select_new(authority, devices)):
+                none = {"devices": 0, "out": None}
+                print_result(none, form, lambda _: "wrote no tokens: no device is new")
+                return
             page = authority.registry.get_fact(FACT) if options["phone"] else ""
             host = find_host(page, options["host"]) if options["phone"] else options["host"]
             address = find_enrolment_address(authority, host, options["port"])
@@ -128,6 +144,14 @@ def enroll(name: str | None, source: Path | None, pki: str, form: str, **options
         print_result(found, form, lambda _: f"wrote {len(tokens)} tokens to {options['out']}")
         if form == "text":
             print_place(tokens[0], "The devices")
+
+
+def select_new(authority: Authority, devices: Sequence[Device]) -> list[Device]:
+    """Return the devices that never had a certificate, and say how many others there are."""
+    known = {one.name for one in authority.registry.list_certificates()}
+    found = [one for one in devices if one.name not in known]
+    click.echo(f"skipped {len(devices) - len(found)} of {len(devices)} devices", err=True)
+    return found
 
 
 def print_token(token: Token, form: str, valid: str) -> None:

@@ -38,9 +38,9 @@ def enroll(folder: Path, *words: str) -> Result:
     )
 
 
-def enroll_list(folder: Path, text: str, out: str = "tokens.csv") -> Result:
+def enroll_list(folder: Path, text: str, out: str = "tokens.csv", *flags: str) -> Result:
     (folder / "names.csv").write_text(text)
-    return enroll(folder, "--from", str(folder / "names.csv"), "--out", str(folder / out))
+    return enroll(folder, "--from", str(folder / "names.csv"), "--out", str(folder / out), *flags)
 
 
 def test_the_tokens_of_a_list_enrol_its_devices_until_their_time(
@@ -100,9 +100,25 @@ def test_a_device_with_a_certificate_keeps_all_of_a_list_from_enrolling(
     result = enroll_list(tmp_path, "name,groups\na,eu\nb,eu\n")
     assert result.exit_code == 3
     assert "names.csv, line 3, column name: expected a new device, found one" in result.stderr
+    assert "add --skip-enrolled" in result.stderr
     assert not (tmp_path / "tokens.csv").exists()
     assert authority.registry.list_groups() == {}
     authority.enrol(earlier.secret, sign_request("a", KEY))  # its token is still valid
+
+
+def test_a_longer_list_enrols_only_its_new_devices(tmp_path: Path, authority: Authority) -> None:
+    """A revoked device gets no token by the way."""
+    for name in ("b", "lost"):
+        member(authority, name, tmp_path)
+    authority.revoke_all(["lost"])
+    text, file = "name,groups\na,eu\nb,eu\nlost,\n", tmp_path / "tokens.csv"
+    result = enroll_list(tmp_path, text, file.name, "--skip-enrolled")
+    assert (result.exit_code, "skipped 2 of 3 devices" in result.stderr) == (0, True)
+    assert [row["name"] for row in csv.DictReader(file.read_text().splitlines())] == ["a"]
+    assert authority.registry.list_groups() == {"a": ("eu",)}
+    result = enroll_list(tmp_path, "name\nb\n", "more.csv", "--skip-enrolled")
+    assert (result.exit_code, result.stdout) == (0, "wrote no tokens: no device is new\n")
+    assert not (tmp_path / "more.csv").exists()
 
 
 def test_an_existing_file_is_kept(tmp_path: Path, authority: Authority) -> None:
@@ -112,7 +128,10 @@ def test_an_existing_file_is_kept(tmp_path: Path, authority: Authority) -> None:
     assert (tmp_path / "tokens.csv").read_text() == "mine"
 
 
-@pytest.mark.parametrize("words", [(), ("a", "--out", "f"), ("--from", "f"), ("a", "--group", "/")])
+@pytest.mark.parametrize(
+    "words",
+    [(), ("a", "--out", "f"), ("--from", "f"), ("a", "--group", "/"), ("a", "--skip-enrolled")],
+)
 def test_flags_that_do_not_fit_together_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert enroll(tmp_path, *words).exit_code == 2
     assert not (tmp_path / "pki").exists()
