@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -142,3 +143,22 @@ def test_the_commands_of_the_authority_are_shown(tmp_path: Path) -> None:
     result = run(tmp_path, "audit", *runs, code=7)
     assert "authority: revoke a  by " in result.stdout
     assert "audit rows 2 to 2 are missing" in result.stderr
+
+
+def test_the_help_and_the_documentation_name_what_is_recorded() -> None:
+    """Whatever a command passes to the log by a literal name."""
+    root = Path(audit_log.__file__).parent
+    pattern = r'(?:\.record|audit_log\.add)\((?:self\._base|[\w./ ]+), [^"()]*f?"([a-z]+)'
+    sources = [path.read_text() for path in root.rglob("*.py")]
+    found = {word for text in sources for word in re.findall(pattern, text)}
+    found |= {"start", "resume", "pause", "stop", "pin", "release", "promote", "roll", "upgrade"}
+    assert {"enroll", "register", "revoke", "allow"} <= found
+    shown = CliRunner().invoke(main, ["audit", "--help"]).output
+    text = (root.parent / "docs" / "operations.md").read_text()
+    section = text.partition("## Audit log")[2].partition("- **who:**")[0]
+    words = set(re.findall("[a-z]+", shown)), set(re.findall("[a-z]+", section))
+    # the help names these by their subjects
+    subjects = {"allow": "claims", "use": "claims", "grant": "rights", "add": "groups"}
+    assert not {subjects.get(one, one) for one in found} - words[0]
+    subjects = {"grant": "right", "add": "group"}
+    assert not {subjects.get(one, one) for one in found} - words[1]
