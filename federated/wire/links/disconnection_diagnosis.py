@@ -109,8 +109,9 @@ class ConnectionHistory:
             return (
                 f"{self._address}: the broker closed the connection {MAX_UNACKNOWLEDGED} times at "
                 f"a packet of {size} bytes ({topic}): it may restart, or accept no packets of that "
-                "size; lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size). If "
-                f"another client is connected as '{self._client_id}', give each its own name (--name)"
+                "size; lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size). "
+                f"If another client is connected as '{self._client_id}', give each its own name "
+                "(--name)"
             )
         if self._shorts >= SHORTS:
             return (
