@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from coordinator.settings.config import Config
 from coordinator.settings.service_tables import ProfileName
 from federated.errors import ConfigError
 from federated.wire import topics
-from federated.wire.link import OVERHEAD
+from federated.wire.link import OVERHEAD, LimitableLink, Link
 
-__all__ = ["PROFILES", "Profile", "check_profile"]
+__all__ = ["PROFILES", "Profile", "check_profile", "find_profile", "limit_link", "uses_mqtt"]
 
 CHUNK_SLASHES = topics.deep_probe("r", "a", 1).count("/")  # in the topic of an update's chunk
 # characters of an agent's client id beyond the run's name: see `tls.make_private_name`
@@ -98,6 +99,22 @@ PROFILES: Mapping[ProfileName, Profile] = {
 }
 
 
+def find_profile(name: str) -> Profile | None:
+    """Return the profile that `broker.profile` names; None if it is empty."""
+    return PROFILES[cast("ProfileName", name)] if name else None
+
+
+def limit_link(link: Link, profile: Profile | None) -> None:
+    """Let a link send nothing beyond a broker's documented limits."""
+    if profile is not None and isinstance(link, LimitableLink):
+        link.limit(profile.payload, profile.messages)
+
+
+def uses_mqtt(config: Config) -> bool:
+    """Return True if weights or updates of a run may travel over MQTT."""
+    return not (config.http.listen or config.http.store) or config.http.above > 0
+
+
 def check_profile(config: Config) -> None:
     """Raise ConfigError for a setting that contradicts the profile of the broker."""
     if not config.broker.profile:
@@ -106,8 +123,7 @@ def check_profile(config: Config) -> None:
     where = f"broker.profile = '{config.broker.profile}'"
     if config.broker.url is None:
         raise ConfigError(f"{where} is for an existing broker: name its address (--broker)")
-    over_mqtt = not (config.http.listen or config.http.store) or config.http.above > 0
-    if over_mqtt and profile.slashes is not None and profile.slashes < CHUNK_SLASHES:
+    if uses_mqtt(config) and profile.slashes is not None and profile.slashes < CHUNK_SLASHES:
         raise ConfigError(
             f"{where}: topics have at most {profile.slashes} slashes, and those of updates over "
             f"MQTT {CHUNK_SLASHES}: let all transfers use HTTP (http.listen = 'HOST:PORT' or "

@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import Iterator
 
-from coordinator.broker.broker_profiles import Profile
+from coordinator.broker.broker_profiles import Profile, limit_link
 from federated.errors import EspalierError, LinkError
 from federated.runtime.console import Say
 from federated.wire import topics
@@ -24,7 +24,7 @@ from federated.wire.checks.broker_capability_checks import (
 from federated.wire.checks.check_result import Check, report_error
 from federated.wire.checks.network_checks import check_credentials, check_network
 from federated.wire.checks.request_client import Client
-from federated.wire.link import PROBES, LimitableLink, Link, get_scheme
+from federated.wire.link import PROBES, Link, get_scheme
 from federated.wire.mqtt_address import PORTS, parse_mqtt_address
 
 __all__ = ["adapt", "examine_broker"]
@@ -54,8 +54,7 @@ def adapt(
         return False  # a link of another package promises what runs need
     place = Place(parse_mqtt_address(address), run, _make_name())
     by_name_only = profile is not None and not profile.wildcards
-    if profile is not None and isinstance(link, LimitableLink):
-        link.limit(profile.payload, profile.messages)
+    limit_link(link, profile)
     try:
         checks = [*try_basics(place), report_packets(*link.probe(place.topic, PROBES))]
     except LinkError as error:  # the run's own link waits for the broker

@@ -16,6 +16,7 @@ from typing import Any
 
 from coordinator import audit_log
 from coordinator.access.broker_address import add_certificate, find_broker
+from coordinator.broker.broker_profiles import find_profile, limit_link
 from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive
@@ -348,7 +349,7 @@ def open_run_link(run: str, broker: str | None, runs: Path) -> Link:
         wanted = read_tables(records.read_facts().config).broker
     broker = broker or find_broker(wanted)
     try:
-        return open_link(add_certificate(broker), f"release-{run}-{secrets.token_hex(3)}")
+        link = open_link(add_certificate(broker), f"release-{run}-{secrets.token_hex(3)}")
     except LinkError as error:
         hints = []
         if wanted.tls and get_scheme(broker) == "mqtt":
@@ -359,6 +360,8 @@ def open_run_link(run: str, broker: str | None, runs: Path) -> Link:
                 "your own (mosquitto), or name the broker of another run in progress (--broker)"
             )
         raise LinkError("; ".join([str(error), *hints])) from error
+    limit_link(link, find_profile(wanted.profile))
+    return link
 
 
 def _find_version(history: ModelHistory, number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from rich.live import Live
 from coordinator import audit_log
 from coordinator.access.broker_setup import open_broker_access
 from coordinator.broker import external_broker_checks
-from coordinator.broker.broker_profiles import PROFILES
+from coordinator.broker.broker_profiles import find_profile, uses_mqtt
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.http_transfers.configured_transfers import open_transfers
 from coordinator.observe.event_readers.terminal_output import (
@@ -49,6 +50,8 @@ from federated.wire.link import get_scheme
 from federated.wire.links.catalogue import open_link
 
 __all__ = ["View", "start_run", "suggest_resume"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,7 @@ def run_at_broker(prepared: Prepared, folder: Path, view: View, manager: Service
                 config.name,
                 view.say,
                 chunks=chunks,
-                profile=PROFILES[config.broker.profile] if config.broker.profile else None,
+                profile=find_profile(config.broker.profile),
             )
         view.say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, up "
@@ -220,7 +223,12 @@ def choose_workers(config: Config, address: str) -> WorkerSettings | None:
         return None
     if get_scheme(address) == "memory":
         raise ConfigError("wire.workers: other processes cannot reach a broker in memory")
-    profile = PROFILES[config.broker.profile] if config.broker.profile else None
+    if not uses_mqtt(config):
+        log.warning(
+            "wire.workers: all updates use HTTP (http.above = 0), which this process receives, so "
+            "workers have nothing to do: leave out --workers"
+        )
+    profile = find_profile(config.broker.profile)
     rate = None if profile is None else profile.messages
     return WorkerSettings(config.wire.workers, address, config.name, rate)
 

@@ -12,14 +12,18 @@ import pytest
 from coordinator.broker import external_broker_checks
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.broker_profiles import PROFILES, Profile, check_profile
+from coordinator.release.rollout import open_run_link
+from coordinator.run.launch import choose_workers
 from coordinator.settings.config import load
 from coordinator.settings.service_tables import ProfileName
 from federated.errors import ConfigError, LinkError
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
+from tests.support.memory_federation import RUN, Member, digits, federate
 
 URL = {"broker.url": "mqtts://broker"}
 AWS = {**URL, "broker.profile": "aws", "http.listen": "127.0.0.1:0"}
+EMQX = {"broker.profile": "emqx"}
 OTHERS = [{**URL, "broker.profile": name} for name in PROFILES if name != "aws"]
 
 
@@ -78,3 +82,24 @@ def test_a_link_obeys_the_limits_of_a_profile(tmp_path: Path) -> None:
         for _ in range(21):
             link.publish(topic, b"1")
         assert time.monotonic() - before >= 20 / 100
+
+
+def test_workers_without_updates_over_mqtt_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    workers = {**AWS, "wire.workers": 2}
+    assert choose_workers(load(None, {}, workers.items()), "mqtts://broker") is not None
+    assert "leave out --workers" in caplog.text
+    caplog.clear()
+    choose_workers(load(None, {}, {**URL, "wire.workers": 2}.items()), "mqtts://broker")
+    assert caplog.text == ""
+
+
+def test_releases_obey_the_profile_of_a_run(tmp_path: Path) -> None:
+    """A broker need not state its limits, as this one does not."""
+    settings = {"method.name": "fedavg", "model.name": "mlp-small", "data.name": "digits"}
+    small = {"rounds": 1, "train.steps": 1, "evaluate.devices": False}
+    federate(tmp_path, [Member("a0", digits(0, 1))], {**settings, **small, **URL, **EMQX})
+    with (
+        brokers.start(port=0, directory=tmp_path / "broker") as broker,
+        contextlib.closing(open_run_link(RUN, broker.address, tmp_path / "runs")) as link,
+    ):
+        assert link.max_payload == PROFILES["emqx"].payload
