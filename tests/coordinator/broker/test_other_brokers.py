@@ -78,7 +78,7 @@ def test_the_doctor_says_what_is_missing(kind: str, broker: str) -> None:
     assert missing == MISSING.get(kind, {}), [format_check(check) for check in found.values()]
 
 
-@pytest.mark.parametrize("kind", ["rabbitmq"], scope="module")
+@pytest.mark.parametrize("kind", ["rabbitmq"], indirect=True)
 def test_a_name_with_a_dot_ends_a_link_with_a_reason(broker: str) -> None:
     with open_links(broker, "a") as (link,):
         topic = topics.status("r", "pi.local")
