@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal
 
 from coordinator.settings.config import Config
 from coordinator.settings.service_tables import ProfileName
@@ -99,9 +99,9 @@ PROFILES: Mapping[ProfileName, Profile] = {
 }
 
 
-def find_profile(name: str) -> Profile | None:
+def find_profile(name: ProfileName | Literal[""]) -> Profile | None:
     """Return the profile that `broker.profile` names; None if it is empty."""
-    return PROFILES[cast("ProfileName", name)] if name else None
+    return PROFILES[name] if name else None
 
 
 def limit_link(link: Link, profile: Profile | None) -> None:
