@@ -7,6 +7,7 @@ A worker that dies is replaced, and its task repeated: its result depends on wha
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import queue
 import threading
@@ -40,7 +41,7 @@ from federated.wire.messages import Run
 
 __all__ = ["RayWorkers"]
 
-RETRIES = 3  # of a worker that dies, and of its task
+RETRIES = 3  # of a connection, of a worker that dies, and of its task
 GPU_SHARE = 0.25  # of a GPU for a worker
 KEPT = 64  # files of weights that the cluster keeps for further devices
 REPORT = 10.0  # seconds until a machine that has just started reports its processors
@@ -59,7 +60,9 @@ class RayWorkers(ThreadPool):
         self._client = connect(self._ray, address)
         try:
             count = count_free(self._ray, address, config.simulate.device)
-            actors = start_actors(self._ray, source, config, count)
+            # an actor that is restarted needs the data again, which Ray deletes with its reference
+            self._data = self._ray.put(source.whole)
+            actors = start_actors(self._ray, source, self._data, config, count)
             check_actor(self._ray, actors[0], address)
         except BaseException:
             self._client.disconnect()
@@ -86,16 +89,22 @@ class RayWorkers(ThreadPool):
 
 def connect(ray: Any, address: str) -> Any:
     """Return the connection of this process. Raises ConfigError."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the error says the same
-            return ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # of Ray, gRPC or the network
-        raise ConfigError(
-            f"simulate.workers = '{address}': cannot connect to a Ray cluster: "
-            f"{last_line(error)}; start its first machine with: ray start --head "
-            "--ray-client-server-port PORT"
-        ) from error
+    attempts = itertools.count(1)
+    while True:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the error says the same
+                return ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # of Ray, gRPC or the network
+            # a busy cluster at times fails to start the process that serves a connection
+            if isinstance(error, ConnectionAbortedError) and next(attempts) <= RETRIES:
+                time.sleep(1)
+                continue
+            raise ConfigError(
+                f"simulate.workers = '{address}': cannot connect to a Ray cluster: "
+                f"{last_line(error)}; start its first machine with: ray start --head "
+                "--ray-client-server-port PORT"
+            ) from error
 
 
 def count_free(ray: Any, address: str, device: str) -> int:
@@ -115,8 +124,8 @@ def count_free(ray: Any, address: str, device: str) -> int:
         time.sleep(0.5)
 
 
-def start_actors(ray: Any, source: DataSource, config: Config, count: int) -> list[Any]:
-    """Start workers, each with the data of all devices."""
+def start_actors(ray: Any, source: DataSource, data: Any, config: Config, count: int) -> list[Any]:
+    """Start workers. data: Ray's reference to the data of all devices."""
     options = {
         "num_cpus": 1,
         "num_gpus": GPU_SHARE if config.simulate.device == "cuda" else 0,
@@ -125,7 +134,6 @@ def start_actors(ray: Any, source: DataSource, config: Config, count: int) -> li
         "max_task_retries": RETRIES,
     }
     actor = ray.remote(RayWorker).options(**options)
-    data = ray.put(source.whole)
     given = list_given_objects(config)
     return [actor.remote(source, config, data, given) for _ in range(count)]
 

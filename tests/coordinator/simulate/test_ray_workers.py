@@ -4,6 +4,8 @@ and learn what they learn in processes of this machine.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -83,6 +85,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, psu
     probe = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", str(hidden)]
     if not shutil.which("unshare") or subprocess.run(probe, check=False).returncode:
         pytest.skip("needs the right to hide a folder from other processes (unshare --mount)")
+    with (Path(tempfile.gettempdir()) / "one-ray-cluster.lock").open("w") as lock:
+        # all clusters of a machine take ports from 23000 for their clients, and disturb each other
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield from run_cluster(hidden)
+
+
+def run_cluster(hidden: Path) -> Iterator[tuple[str, psutil.Process]]:
     port, files = free_port(), tempfile.mkdtemp(prefix="ray")  # sockets need a short path
     options = {
         "ray-client-server-port": port,
@@ -126,6 +135,18 @@ def wait_for_port(head: subprocess.Popen[bytes], port: int) -> None:
     raise RuntimeError(f"ray start ended with {head.returncode}")
 
 
+def find_workers(leader: psutil.Process) -> list[psutil.Process]:
+    """Return the processes of both workers, once Ray has set their titles."""
+    found, until = list[psutil.Process](), time.monotonic() + 30
+    while len(found) != 2 and time.monotonic() < until:
+        found = []
+        for one in leader.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # an idle process that Ray ended
+                if "RayWorker" in " ".join(one.cmdline()):
+                    found.append(one)
+    return found
+
+
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """The weights that processes of this machine learn."""
@@ -149,10 +170,9 @@ def test_the_tasks_of_killed_workers_are_repeated(cluster, expected, tmp_path: P
 
     def kill_workers(line: str) -> None:
         if line.startswith("round 2 of"):
-            for one in leader.children(recursive=True):
-                if "RayWorker" in " ".join(one.cmdline()):
-                    one.send_signal(signal.SIGKILL)
-                    killed.append(one.pid)
+            for one in find_workers(leader):
+                one.send_signal(signal.SIGKILL)
+                killed.append(one.pid)
 
     found = run(tmp_path, address, say=kill_workers)
     assert len(killed) == 2
