@@ -12,6 +12,7 @@ import click
 from benchmarks.capacity.estimate import Estimate, format_estimate, list_doubts
 from benchmarks.capacity.measured_points import fit_lines, read_points
 from benchmarks.capacity.needs import FleetPlan, find_needs
+from coordinator.broker.broker_profiles import PROFILES
 from federated.runtime.console import FORMAT, FiniteRange, print_result, report_errors
 
 __all__ = ["command"]
@@ -59,6 +60,11 @@ PRICE = FiniteRange(min=0)
     "--heartbeat-us",
     type=POSITIVE,
     help="microseconds of the coordinator's processor time for a heartbeat",
+)
+@click.option(
+    "--broker-profile",
+    type=click.Choice([*PROFILES]),
+    help="broker whose limit of messages per second makes heartbeats rarer",
 )
 @click.option("--node-connections", type=COUNT, help="connections that a node of the broker serves")
 @click.option(

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.capacity.measured_points import BROKER, COORDINATOR, MEMORY, WORKERS, Line
+from coordinator.broker.broker_profiles import find_profile, limit_heartbeats
 from coordinator.round.round_state import find_least_heartbeat
+from coordinator.settings.service_tables import ProfileName
 from federated.errors import ConfigError
 from federated.task import HEARTBEAT
 from federated.wire import envelope, messages, topics
@@ -37,6 +39,7 @@ class FleetPlan:
     model_bytes, update_bytes: that an agent downloads and sends in a round
     devices_per_site: devices behind each gateway; 0: no gateways
     heartbeat_us: microseconds of the coordinator's processor time for a heartbeat
+    broker_profile: `broker.profile` of the run
     node_connections, node_messages: most of a node of the broker; messages a second, in and out
     node_cores: processors that a node uses
     price_core_hour: of a processor of the coordinator and its workers, rented all day
@@ -54,6 +57,7 @@ class FleetPlan:
     update_bytes: int
     devices_per_site: int = 0
     heartbeat_us: float | None = None
+    broker_profile: ProfileName | None = None
     node_connections: int | None = None
     node_messages: float | None = None
     node_cores: float = 1.0
@@ -220,7 +224,8 @@ def find_most_connected(plan: FleetPlan, line: Line) -> int:
 
 def find_heartbeat_interval(plan: FleetPlan) -> float:
     """Return the seconds between two heartbeats of an agent without a short lease."""
-    return max(HEARTBEAT, find_least_heartbeat(plan.connected))
+    limit = limit_heartbeats(find_profile(plan.broker_profile or ""))
+    return max(HEARTBEAT, find_least_heartbeat(plan.connected, limit))
 
 
 def count_messages(plan: FleetPlan) -> int:

@@ -12,9 +12,17 @@ from coordinator.settings.config import Config
 from coordinator.settings.service_tables import ProfileName
 from federated.errors import ConfigError
 from federated.wire import topics
-from federated.wire.link import OVERHEAD, LimitableLink, Link
+from federated.wire.link import OVERHEAD, SENT_SHARE, LimitableLink, Link
 
-__all__ = ["PROFILES", "Profile", "check_profile", "find_profile", "limit_link", "uses_mqtt"]
+__all__ = [
+    "PROFILES",
+    "Profile",
+    "check_profile",
+    "find_profile",
+    "limit_heartbeats",
+    "limit_link",
+    "uses_mqtt",
+]
 
 CHUNK_SLASHES = topics.deep_probe("r", "a", 1).count("/")  # in the topic of an update's chunk
 # characters of an agent's client id beyond the run's name: see `tls.make_private_name`
@@ -108,6 +116,15 @@ def limit_link(link: Link, profile: Profile | None) -> None:
     """Let a link send nothing beyond a broker's documented limits."""
     if profile is not None and isinstance(link, LimitableLink):
         link.limit(profile.payload, profile.messages)
+
+
+def limit_heartbeats(profile: Profile | None) -> int:
+    """Return the most heartbeats per second that a broker delivers to the coordinator while its
+    link sends as fast as it may; 0: no limit.
+    """
+    if profile is None or profile.messages is None:
+        return 0
+    return max(1, round((1 - SENT_SHARE) * profile.messages))
 
 
 def uses_mqtt(config: Config) -> bool:

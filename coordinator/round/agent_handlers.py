@@ -90,7 +90,7 @@ def remind(r: Round, state: TaskState, pause: float, out: list[Action]) -> Round
 
 def limit_reminders(r: Round) -> float:
     """Return the seconds until an agent that reports to be idle receives its task again."""
-    return REMIND_AFTER + len(r.agents) / HEARTBEATS
+    return REMIND_AFTER + len(r.agents) / (r.rules.beats or HEARTBEATS)
 
 
 def leave(r: Round, e: on.AgentLeft, out: list[Action]) -> Round:

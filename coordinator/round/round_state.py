@@ -44,8 +44,9 @@ __all__ = [
     "put_task",
 ]
 
-# heartbeats of the whole fleet per second, as long as agents need not send them further apart than
-# this many seconds
+# heartbeats of the whole fleet per second, and the longest interval of an agent's heartbeats in
+# seconds. A lease is at least as long as the interval, so a fleet for which it would be longer
+# sends more heartbeats instead, unless its broker would drop them (see `Rules.beats`).
 HEARTBEATS, RAREST = 150, 120.0
 MAX_REST = 32  # maximum number of rounds that an agent sits out
 FORGET_AFTER = 2 * MAX_REST  # rounds after which a wasted lease no longer counts
@@ -197,6 +198,8 @@ class Rules(Struct, frozen=True):
         snapshot holds them.
     timeouts: whether tasks have leases, and silent agents are disconnected. Not in a simulation:
         the speeds of its devices are made up, and a busy machine delays their messages.
+    beats: most heartbeats of the whole fleet per second that the broker delivers, however far apart
+        those of an agent then are; 0: no such limit is known.
     """
 
     stale: int = -1
@@ -204,6 +207,7 @@ class Rules(Struct, frozen=True):
     most: int = 0
     durable: bool = True
     timeouts: bool = True
+    beats: int = 0
 
 
 class Phase(Struct, frozen=True):
@@ -305,7 +309,7 @@ class Round(Struct, frozen=True):
     @property
     def heartbeat(self) -> float:
         """The least seconds between two heartbeats of an agent; 0: agents choose."""
-        return find_least_heartbeat(len(self.agents))
+        return find_least_heartbeat(len(self.agents), self.rules.beats)
 
     @property
     def current_phase(self) -> Phase:
@@ -317,12 +321,16 @@ class Round(Struct, frozen=True):
 # ---- queries -------------------------------------------------------------------------------------
 
 
-def find_least_heartbeat(agents: int) -> float:
+def find_least_heartbeat(agents: int, limit: int = 0) -> float:
     """Return the least seconds between two heartbeats of each of so many agents, so that those of a
     large fleet do not keep the coordinator busy; 0: agents choose. It changes when a fleet doubles.
+
+    limit: see `Rules.beats`.
     """
-    seconds = (1 << agents.bit_length()) / HEARTBEATS
-    return min(seconds, RAREST) if seconds > QUICKEST else 0.0
+    seconds = (1 << agents.bit_length()) / min(HEARTBEATS, limit or HEARTBEATS)
+    if seconds <= QUICKEST:
+        return 0.0
+    return seconds if limit else min(seconds, RAREST)
 
 
 def list_phase_tasks(r: Round) -> list[TaskState]:

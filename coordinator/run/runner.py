@@ -16,6 +16,7 @@ from coordinator.assign.decisions import LastDecisions
 from coordinator.assign.eligibility import Eligibility
 from coordinator.assign.majority_network import build_network
 from coordinator.assign.submodel_pins import match_pins
+from coordinator.broker.broker_profiles import find_profile, limit_heartbeats
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.training_graphs import TrainingGraphs
@@ -121,6 +122,7 @@ def read_rules(method: Method, config: Config, *, durable: bool, timeouts: bool)
         most=config.journal.waiting,
         durable=durable,
         timeouts=timeouts,
+        beats=limit_heartbeats(find_profile(config.broker.profile)),
     )
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "LINK_UP",
     "OVERHEAD",
     "PROBES",
+    "SENT_SHARE",
     "Delivery",
     "LimitableLink",
     "Link",
@@ -46,6 +47,7 @@ class Delivery:
 OVERHEAD = 4 << 10  # bytes of a packet beyond a chunk's data: topic, envelope, MQTT header
 # payload sizes to probe: the default, one for brokers with a limit of 128 KB, a last resort
 PROBES = (CHUNK + OVERHEAD, 96 << 10, 32 << 10)
+SENT_SHARE = 0.8  # of a broker's limit of messages per second that a link sends: it receives, too
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 Will: TypeAlias = tuple[str, bytes]
@@ -126,7 +128,9 @@ class LimitableLink(Protocol):
     """A link that can obey limits of a broker."""
 
     def limit(self, payload: int | None, messages: int | None) -> None:
-        """Send no payload of more bytes, and no more messages per second; None: no limit."""
+        """Send no payload of more bytes, and at most SENT_SHARE of the messages per second that
+        the broker accepts; None: no limit.
+        """
 
 
 class LinkOpener(Protocol):

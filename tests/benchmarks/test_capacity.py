@@ -112,6 +112,11 @@ def test_processors_are_seconds_of_a_round_in_the_hours_of_its_updates() -> None
     assert needs.heartbeat_cores is None
 
 
+def test_a_brokers_limit_of_messages_makes_heartbeats_rarer() -> None:
+    limited = find_needs(replace(PLAN, broker_profile="aws"), LINES).traffic
+    assert 10 < limited.heartbeats_per_second <= 20  # of 100 messages, the coordinator sends 80
+
+
 def test_heartbeats_may_need_gateways() -> None:
     # every 120 s, 1,200 us of processor time: 10 processors for a million agents
     needs = find_needs(replace(PLAN, heartbeat_us=1200.0), LINES)

@@ -25,6 +25,7 @@ from federated.wire.link import (
     LINK_UP,
     OVERHEAD,
     PROBES,
+    SENT_SHARE,
     Delivery,
     Payload,
     Probe,
@@ -56,7 +57,6 @@ QUEUED_BYTES = 16 << 20  # of messages that the broker has not acknowledged, at 
 PATIENCE = 120.0  # seconds that `publish` waits for room in a full queue
 ANSWER = 2.0  # seconds that a repeated subscription waits for the broker's answer
 TOGETHER = 8  # subscriptions of one message: AWS IoT accepts no more
-SHARE = 0.8  # of a broker's limit of messages per second that a link uses: the network bunches them
 FAREWELL = 5.0  # seconds that `close` waits for acknowledgements
 
 
@@ -132,7 +132,7 @@ class MqttLink:
         if payload is not None:
             self._limit(payload)
         if messages is not None:
-            self._interval = 1 / (SHARE * messages)
+            self._interval = 1 / (SENT_SHARE * messages)
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         self._check()

@@ -14,9 +14,11 @@ from coordinator.broker import local_broker as brokers
 from coordinator.broker.broker_profiles import PROFILES, Profile, check_profile
 from coordinator.release.rollout import open_run_link
 from coordinator.run.launch import choose_workers
+from coordinator.run.runner import read_rules
 from coordinator.settings.config import load
 from coordinator.settings.service_tables import ProfileName
 from federated.errors import ConfigError, LinkError
+from federated.methods.catalogue import find_method
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from tests.support.memory_federation import RUN, Member, digits, federate
@@ -82,6 +84,14 @@ def test_a_link_obeys_the_limits_of_a_profile(tmp_path: Path) -> None:
         for _ in range(21):
             link.publish(topic, b"1")
         assert time.monotonic() - before >= 20 / 100
+
+
+def test_heartbeats_and_what_a_link_sends_stay_within_a_profile() -> None:
+    settings = load(None, {}, AWS.items())
+    rules = read_rules(find_method("fedavg"), settings, durable=True, timeouts=True)
+    assert rules.beats == 20  # of 100 messages, the coordinator sends 80
+    plain = load(None, {}, URL.items())
+    assert not read_rules(find_method("fedavg"), plain, durable=True, timeouts=True).beats
 
 
 def test_workers_without_updates_over_mqtt_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,7 @@ from coordinator.round.round_state import (
 )
 from coordinator.round.round_step import step
 from coordinator.round.task_state import MISSED_BEATS, RETURN_TIME, Planned, Spare
-from federated.task import heartbeat_interval
+from federated.task import QUICKEST, heartbeat_interval
 from federated.wire.links.mqtt_client_setup import LONGEST_DELAY
 from federated.wire.messages import Condition
 from tests.support.round_state_machine import Machine, task
@@ -128,6 +128,27 @@ def test_heartbeats_of_a_large_fleet_are_rare_and_silence_and_leases_allow_for_i
     assert machine.round.agents["a0000"].online
     machine.wait(1.0)
     assert not machine.round.agents["a0000"].online
+
+
+@pytest.mark.parametrize("agents", [20, 40, 1000, 100_000])
+@pytest.mark.parametrize("limit", [0, 20, 1000])
+def test_a_broker_may_make_heartbeats_rarer_and_leases_longer(agents: int, limit: int) -> None:
+    machine = Machine(Rules(beats=limit), agents="a")
+    known = machine.round.agents["a"]
+    others = {name: replace(known, name=name) for name in (f"b{i}" for i in range(agents - 1))}
+    machine.round = replace(machine.round, agents=machine.round.agents.update(others))
+    machine.begin("a", 3.0)
+    least = machine.round.heartbeat
+    if limit:
+        assert agents / (least or QUICKEST) <= min(limit, HEARTBEATS)
+    else:
+        assert least <= 120.0
+    lease = machine.of("a").task.lease
+    assert lease >= least
+    machine.beat("a", step=1)
+    assert machine.of("a").due >= MISSED_BEATS * heartbeat_interval(lease, least)
+    machine.wait(3 * least)
+    assert machine.round.agents["a"].online
 
 
 def test_at_its_deadline_a_phase_closes_and_aborts_open_tasks() -> None:
