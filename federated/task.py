@@ -108,6 +108,8 @@ class Recipe:
     frozen: names of parameters that training does not change.
     hook: the method whose `Hooks` the device runs; "": none.
     options: plain values for the hooks.
+    feedback: the submodel has the same weights of the network in every round, so the device may add
+        to its update what the codec left out of its last one.
     seed: of the order of examples. PyTorch's trainer combines it with round and agent: the first 8
         bytes of sha256("SEED/ROUND/AGENT"), big-endian, shifted right by one bit.
     """
@@ -136,6 +138,7 @@ class Recipe:
     frozen: tuple[str, ...] = ()
     hook: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    feedback: bool = True
     seed: int = 0
 
 

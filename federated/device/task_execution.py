@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from federated.device.agent_run_files import GRAPH
+from federated.device.error_feedback import encode_trained
 from federated.device.trainers.trainer import (
     LoadedNetwork,
     Shapes,
@@ -40,8 +41,6 @@ from federated.training.training_inputs import (
     TrainingSet,
 )
 from federated.wire import tensors as blobs
-from federated.wire.codecs.catalogue import find_loaded_codec
-from federated.wire.codecs.codec import encode_update
 
 __all__ = ["carry_out", "perform"]
 
@@ -68,11 +67,12 @@ def carry_out(
     known = state_between_rounds.read(kept, task.since, _list_corners(task, trainer))
     received = blobs.decode(map_file(weights))[1]
     update, memory = perform(trainer, task, received, data, known, execution)
-    if memory:
-        state_between_rounds.write(kept, task.round, memory, since=task.since)
     if task.work == "train":
         update = replace(update, notes={**update.notes, **execution.effort()})
-    encoded = encode_update(update, find_loaded_codec(task.codec), received)
+    statistics = trainer.shapes(task.submodel).statistics
+    encoded, residual = encode_trained(task, update, received, kept, statistics)
+    if memory or residual:
+        state_between_rounds.write(kept, task.round, {**memory, **residual}, since=task.since)
     with result.open("wb") as file:
         file.writelines(encoded)
     return float(update.notes.get("loss", math.nan))

@@ -27,7 +27,8 @@ from dataclasses import replace
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, vary
 from federated.methods import fedavg
-from federated.methods.heterofl import heterofl
+from federated.methods.heterofl import heterofl, own_recipe
+from federated.task import Recipe
 from models.slicing import Plan, Row
 from models.submodel import Submodel
 from models.submodel_building import pieces, shapes, statistics
@@ -100,6 +101,11 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
         )
 
 
+def recipe(state: State, submodel: Submodel) -> Recipe:
+    """Return HeteroFL's recipe. The weights of a narrow submodel are others in the next round."""
+    return replace(own_recipe(state, submodel), feedback=submodel.width == 1)
+
+
 def fedrolex() -> Method:
     base = heterofl()
     direction = Setting(
@@ -116,5 +122,6 @@ def fedrolex() -> Method:
         # the kept state is of leading channels, not of windows
         settings=vary(base.settings, direction=direction, keep_optimiser=None),
         place=place,
+        recipe=recipe,
         inactive=inactive,
     )

@@ -30,7 +30,7 @@ from models.slicing import Plan, Row
 from models.submodel import Submodel
 from models.submodel_building import find_labelled
 
-__all__ = ["heterofl", "split_head"]
+__all__ = ["heterofl", "own_recipe", "split_head"]
 
 FEATURES = ("scaler",)
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)

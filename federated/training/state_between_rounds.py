@@ -13,6 +13,9 @@ unchanged; new entries start at 0. The union can be larger than the submodel, so
 as a whole, nor memory-mapped (mapped pages count as the process's memory): reads and copies go
 through blocks of rows.
 
+Names that start with `residual/` belong to error feedback (`federated.device.error_feedback`). They
+are as large as the update, so they are not read before the training has ended.
+
 A file ends with MARK and the sha256 of all bytes before it. A damaged file counts as missing.
 """
 
@@ -40,10 +43,12 @@ from models.submodel import Submodel
 __all__ = [
     "FOLDER",
     "PREFIX",
+    "RESIDUAL",
     "find_file",
     "list_state_names",
     "prune",
     "read",
+    "read_residual",
     "variate_name",
     "write",
 ]
@@ -54,6 +59,7 @@ Array = NDArray[Any]
 
 FOLDER = "memory"  # beside a device's spooled updates
 PREFIX = "c/"  # of a tensor stored as the union of its corners
+RESIDUAL = "residual/"  # of what a codec left out of the round's update
 SUFFIX = ".kept"
 MARK = b"sha256\0\0"  # before the digest at the end of a file
 BLOCK = 1 << 20  # bytes of a tensor copied at once; at least one row
@@ -77,23 +83,44 @@ def list_state_names(recipe: Recipe, name: str) -> dict[str, str]:
 def read(
     folder: Path, since: int, corners: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 ) -> dict[str, Array]:
-    """Return the memory that round `since` left; nothing for 0, or if this disk has no file of it.
+    """Return the memory that round `since` left, without residuals; nothing for 0, or if this disk
+    has no file of it.
 
     corners: shape to read of each `c/` tensor, with zeros where the union ends before it; other
         `c/` tensors are not read
     OSError: the disk fails
     """
     known = locate_tensors(folder, since)
-    wanted = {name: one.shape for name, one in known.items() if not name.startswith(PREFIX)}
+    wanted = {
+        name: one.shape for name, one in known.items() if not name.startswith((PREFIX, RESIDUAL))
+    }
     wanted |= {
         name: shape
         for name, shape in corners.items()
         if name in known and known[name].ndim == len(shape)
     }
-    found = {name: np.zeros(shape, known[name].dtype) for name, shape in wanted.items()}
-    for name, value in found.items():
-        for where, block in read_blocks(value.shape, [known[name]]):
-            np.atleast_1d(value)[where] = block
+    return {name: read_tensor(known[name], shape) for name, shape in wanted.items()}
+
+
+def read_residual(
+    folder: Path, since: int, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Array]:
+    """Return those of these tensors that round `since` left with the same shape. OSError: the disk
+    fails.
+    """
+    known = locate_tensors(folder, since)
+    return {
+        name: read_tensor(known[name], shape)
+        for name, shape in shapes.items()
+        if name in known and known[name].shape == shape and known[name].dtype == np.float32
+    }
+
+
+def read_tensor(stored: StoredTensor, shape: tuple[int, ...]) -> Array:
+    """Return the leading corner of this shape, with zeros where the tensor ends before it."""
+    found: Array = np.zeros(shape, stored.dtype)
+    for where, block in read_blocks(shape, [stored]):
+        np.atleast_1d(found)[where] = block
     return found
 
 

@@ -415,6 +415,20 @@ def test_devices_receive_the_tensors_that_they_send(name, index):
         assert all(bool(value.isfinite().all()) for value in received.values())
 
 
+@each
+def test_error_feedback_is_allowed_only_for_weights_that_stay_the_same(name, index):
+    """A submodel whose plan depends on the round has other weights in the next one."""
+    chosen = trial(name, index)
+    later = replace(chosen.state, round=chosen.state.round + 1)
+    for submodel in chosen.menu:
+        one = chosen.submodel(submodel, "a0")
+        plans = [chosen.method.place(state, one).rows for state in (chosen.state, later)]
+        if chosen.method.recipe(chosen.state, one).feedback:
+            assert plans[0] == plans[1]
+        else:
+            assert plans[0] != plans[1], "and it is not forbidden without need"
+
+
 # ---- FedFA, whose grafting covers missing channels -----------------------------------------------
 
 

@@ -22,9 +22,20 @@ from federated.errors import Malformed, MissingExtra, Refused, WireError
 from federated.task import Update
 from federated.wire import tensors
 
-__all__ = ["Codec", "Compression", "Tensors", "decode_update", "encode_update", "is_installed"]
+__all__ = [
+    "Codec",
+    "Compression",
+    "Tensors",
+    "decode_update",
+    "encode_update",
+    "find_change",
+    "is_installed",
+    "is_received",
+]
 
 Tensors = Mapping[str, NDArray[Any]]
+
+VARIATE = "c/"  # prefix of a variate, see `federated.task.Recipe.variate`
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,8 @@ class Codec:
     size: returns the encoded bytes of a number of float32 values, without names and shapes and
         before compression; at most four per value.
     changes: whether it encodes the changes of the weights instead of the trained weights.
+    feedback: whether a device adds what it left out of an update to its next one
+        (`federated.device.error_feedback`); only for codecs that encode changes.
     compression: of the encoded update; None: none.
     """
 
@@ -70,6 +83,7 @@ class Codec:
     decode: Callable[[Tensors], Tensors]
     size: Callable[[int], int]
     changes: bool = False
+    feedback: bool = False
     compression: Compression | None = None
 
 
@@ -92,10 +106,7 @@ def encode_update(update: Update, codec: Codec, received: Tensors) -> Sequence[b
     header = msgspec.to_builtins(replace(update, tensors={}))
     trained = update.tensors
     if codec.changes:
-        trained = {
-            name: value - received[name] if _is_received(name, value, received) else value
-            for name, value in trained.items()
-        }
+        trained = {name: find_change(name, value, received) for name, value in trained.items()}
     try:
         encoded = codec.encode(trained)
         if codec.compression is None:
@@ -126,7 +137,7 @@ def decode_update(
         found = codec.decode(sent)
         if codec.changes:
             found = {
-                name: value + received[name] if _is_received(name, value, received) else value
+                name: value + received[name] if _has_change(name, value, received) else value
                 for name, value in found.items()
             }
         return replace(update, tensors=found)
@@ -136,6 +147,19 @@ def decode_update(
         raise Malformed(f"codec {codec.name}: {type(error).__name__}: {error}") from error
 
 
-def _is_received(name: str, value: NDArray[Any], received: Tensors) -> bool:
+def find_change(name: str, value: NDArray[Any], received: Tensors) -> NDArray[Any]:
+    """Return the change of a tensor, or its value if it has none."""
+    return value - received[name] if _has_change(name, value, received) else value
+
+
+def is_received(name: str, value: NDArray[Any], received: Tensors) -> bool:
+    """Return True if the device received a tensor of this name and shape."""
     known = received.get(name)
     return known is not None and known.shape == value.shape and known.dtype == np.float32
+
+
+def _has_change(name: str, value: NDArray[Any], received: Tensors) -> bool:
+    """Return True if the change of a tensor is encoded. What a device sends of a variate is its
+    change already.
+    """
+    return not name.startswith(VARIATE) and is_received(name, value, received)

@@ -3,9 +3,9 @@
 Each row of a tensor's first axis (the weights of an output channel) has a scale: its largest
 absolute value over 127. A value is rounded up or down at random to a multiple of the scale, with
 probabilities that keep its expectation (QSGD, Alistarh et al., arXiv 1610.02132, section 3.1), so
-that the errors of many devices and rounds cancel. Rounding to the nearest multiple would drop every
-change smaller than half a multiple, in every round. The random numbers depend on the values alone,
-so an update that is encoded again is the same.
+that the errors of many devices cancel in one round, also of devices that train once. A device adds
+its own error to its next update (`federated.device.error_feedback`). The random numbers depend on
+the values alone, so an update that is encoded again is the same.
 """
 
 from __future__ import annotations
@@ -86,4 +86,5 @@ INT8 = Codec(
     decode=decode,
     size=lambda count: count + count // 64,
     changes=True,
+    feedback=True,
 )

@@ -2,9 +2,9 @@
 other weights stay as received (top-k sparsification: Aji and Heafield, Sparse Communication for
 Distributed Gradient Descent, EMNLP 2017, section 3).
 
-The paper adds what was not sent to the next gradient (error feedback). Here it is dropped: the next
-update of the device may be of another submodel, or of another part of the network. Small tensors,
-such as biases and the statistics of a norm, are sent whole.
+As in the paper, a device adds what was not sent to its next update
+(`federated.device.error_feedback`). Small tensors, such as biases and the statistics of a norm, are
+sent whole.
 """
 
 from __future__ import annotations
@@ -80,5 +80,6 @@ TOP10 = Codec(
     decode=decode,
     size=lambda count: count + 2 * (count if count <= WHOLE else math.ceil(count / SHARE)),
     changes=True,
+    feedback=True,
     compression=ZSTD,  # a bit for each weight instead of a byte
 )

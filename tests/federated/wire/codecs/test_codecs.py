@@ -100,6 +100,17 @@ def test_only_tensors_that_were_received_are_sent_as_changes() -> None:
     assert [found[name].tolist() for name in "wvu"] == [[1.5], [2.0], [3.0]]
 
 
+def test_what_a_device_sends_of_a_variate_is_a_change_already() -> None:
+    """SCAFFOLD sends the change of its variate under the name of the received one. Nine tenths are
+    not sent, and must be 0 instead of the received variate.
+    """
+    received = {"c/w": np.full(1010, 5.0, np.float32)}
+    change = {"c/w": np.linspace(0.5, 1.0, 1010, dtype=np.float32)}
+    found = decode_update(encode(update(**change), TOP10, received), TOP10, LIMIT, received)
+    assert np.count_nonzero(found.tensors["c/w"]) == 101
+    assert found.tensors["c/w"][-1] == 1.0
+
+
 def test_raw_is_the_format_of_tensors_byte_for_byte() -> None:
     sent = update(w=[[1.0, 2.0]])
     header, values = tensors.decode(encode(sent, CODECS["raw"], {}))
