@@ -32,8 +32,8 @@ COORDINATOR = "coordinator@espalier"
 PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # usual folders outside PATH
 MAX_PACKET = (16 << 20) + OVERHEAD  # bytes: the largest chunk that can be configured
 LARGEST_OTHER = 1 << 20  # bytes of the largest packet without a chunk
-# messages queued for a client that is offline or slow: twice the chunks of 2.6 GB; by default
-# mosquitto silently drops messages beyond 1000
+# messages queued for a client that is offline or slow, such as those of a large fleet for its
+# coordinator; by default mosquitto silently drops messages beyond 1000
 QUEUE = 20_000
 QUEUE_BYTES = 1 << 30
 CONNECTIONS = 10_000
