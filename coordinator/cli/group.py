@@ -20,8 +20,8 @@ __all__ = ["group"]
 def group(name: str, agents: tuple[str, ...], off: bool, pki: str, form: str) -> None:
     """Put devices into GROUP, or list its devices.
 
-    The coordinator keeps the groups of enrolled devices. `coordinator authority`, `grant` and
-    `revoke` select by them with --group.
+    The coordinator keeps the groups of enrolled devices. `coordinator authority`, `grant`, `revoke`
+    and `upgrade` select by them with --group.
     """
     with print_errors("group"):
         from coordinator.access.configured_authority import change_group, find_members

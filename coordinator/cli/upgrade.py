@@ -36,6 +36,14 @@ __all__ = ["upgrade"]
     help="only for the run's agents with this label; repeat it for several",
 )
 @click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="GROUP",
+    help="only for the run's agents in this group, which the coordinator keeps; repeat it for "
+    "several",
+)
+@click.option(
     "--canary",
     "share",
     metavar="10%|N|NAME,NAME",

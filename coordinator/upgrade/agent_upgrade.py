@@ -21,8 +21,10 @@ from coordinator.release.history_file import HistoryFile
 from coordinator.release.release_status import describe_history, say_versions
 from coordinator.release.rollout import open_run_link
 from coordinator.release.staged_release import StagedRelease, format_now
+from coordinator.settings.config import read_tables
 from coordinator.store.run_database_reader import open_records
 from coordinator.store.run_folders import DATABASE
+from coordinator.upgrade.agent_selection import select_agents
 from coordinator.upgrade.device_health import Health, find_settled, judge
 from coordinator.upgrade.published_software import read_published
 from coordinator.upgrade.upgrade_request import (
@@ -108,8 +110,10 @@ class AgentUpgrade(StagedRelease[Software, Installed]):
         """Order a version, for all agents or for a canary."""
         with closing(open_records(self._runs, self.run)) as records:
             profiles, rounds = records.agents.read_profiles(), records.rounds_done
-        labelled = select_labelled(profiles, request.labels)
-        software = make_software(request, rounds, labelled if request.labels else ())
+            broker = read_tables(records.read_facts().config).broker
+        selected = select_agents(profiles, request, broker)
+        limited = request.labels or request.groups
+        software = make_software(request, rounds, selected if limited else ())
         name = software.name
         with self._file.lock():
             old = self._file.read()
@@ -124,22 +128,22 @@ class AgentUpgrade(StagedRelease[Software, Installed]):
                 self._say(f"version {name} is wanted on {describe_scope(software)}")
                 changed = releases.release(old, item, format_now())
             else:
-                agents = self._draw(request.share, name, labelled)
+                agents = self._draw(request.share, name, selected)
                 self._say(f"version {name} is wanted on {', '.join(agents)} first")
                 changed = releases.start_canary(old, item, agents, format_now())
             self._write(changed)
 
-    def _draw(self, share: str, version: str, labelled: Sequence[str]) -> tuple[str, ...]:
+    def _draw(self, share: str, version: str, selected: Sequence[str]) -> tuple[str, ...]:
         """Return the agents of a canary: of those whose devices follow. Raises as
         `canary.draw_agents` does.
         """
-        following = sorted(set(self.seen.reports) & set(labelled))
+        following = sorted(set(self.seen.reports) & set(selected))
         if not following and not canary.split_names(share):
             raise FleetError(
                 "cannot draw a canary: no device of these agents follows the wanted version: let "
                 "them run edge-agent update --wanted (docs/operations.md#upgrade-many-devices)"
             )
-        return canary.draw_agents(share, version, following, labelled)
+        return canary.draw_agents(share, version, following, selected)
 
     # ---- steps of a staged release ---------------------------------------------------------------
 
@@ -210,14 +214,6 @@ class AgentUpgrade(StagedRelease[Software, Installed]):
                 after |= {agent: counts[agent] for agent in agents if agent in counts}
             before = records.count_tasks(software.round - WINDOW, software.round)
         return Health(joined, before, after)
-
-
-def select_labelled(profiles: Mapping[str, Profile], labels: Sequence[str]) -> tuple[str, ...]:
-    """Return the agents with all these labels. Raises FleetError if there is none."""
-    found = [agent for agent, one in profiles.items() if set(labels) <= set(one.labels)]
-    if labels and not found:
-        raise FleetError(f"no agent of the run has the labels {', '.join(labels)}")
-    return tuple(sorted(found))
 
 
 def describe_scope(software: Software) -> str:

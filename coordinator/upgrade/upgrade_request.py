@@ -22,6 +22,7 @@ class UpgradeRequest:
     sha256: digest of its wheel, hexadecimal.
     broker: address; None: that of the run.
     labels: of the agents that are to install it; empty: all.
+    groups: of these agents, which the coordinator keeps; empty: any.
     share: agents of the canary, as `canary.draw_agents` takes it; None: all agents.
     promote: whether to promote the canary.
     rollback: whether to roll back.
@@ -35,6 +36,7 @@ class UpgradeRequest:
     sha256: str | None = None
     broker: str | None = None
     labels: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
     share: str | None = None
     promote: bool = False
     rollback: bool = False
@@ -49,8 +51,11 @@ def check_flags(request: UpgradeRequest) -> None:
         raise UsageError(
             "expected VERSION and --sha256, the digest of its wheel (sha256sum FILE), together"
         )
-    if request.version is None and (request.share is not None or request.labels):
-        raise UsageError("--canary and --label: expected the VERSION that the agents are to get")
+    limited = request.labels or request.groups
+    if request.version is None and (request.share is not None or limited):
+        raise UsageError(
+            "--canary, --label and --group: expected the VERSION that the agents are to get"
+        )
     if request.version is not None:
         make_software(request, 0, ())
     if request.share is not None:
@@ -85,6 +90,7 @@ def describe_request(request: UpgradeRequest) -> tuple[str, str]:
         return "roll back agents", ""
     named = [f"version {request.version}", request.sha256] if request.version else []
     flags = [f"label {label}" for label in request.labels]
+    flags += [f"group {group}" for group in request.groups]
     flags += [f"canary {request.share}"] if request.share is not None else []
     flags += [name for name in ("promote", "force") if getattr(request, name)]
     return "upgrade agents", ", ".join([*filter(None, named), *flags])

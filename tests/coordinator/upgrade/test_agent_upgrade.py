@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,17 @@ import pytest
 import torch
 
 from coordinator import audit_log
+from coordinator.access.certificate_authority import Authority
 from coordinator.observe.round_records import Entry, RoundRecord
 from coordinator.release.history import SoftwareHistory
 from coordinator.release.history_file import HistoryFile
+from coordinator.settings.config import Config, to_json
+from coordinator.settings.service_tables import Broker
+from coordinator.store.database import Facts
 from coordinator.store.run_store import Store
 from coordinator.upgrade.agent_upgrade import AgentUpgrade, upgrade_run
 from coordinator.upgrade.upgrade_request import UpgradeRequest
-from federated.errors import ExportError, FleetError, StoreError, Unknown, UsageError
+from federated.errors import ConfigError, ExportError, FleetError, StoreError, Unknown, UsageError
 from federated.wire import envelope, topics
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_messages import Installed, Software, SoftwareCard
@@ -132,13 +137,36 @@ def test_a_refused_version_is_taken_back_and_the_operator_told(fleet: Fleet) -> 
 def test_an_order_is_for_the_agents_with_a_label_and_can_be_rolled_back(fleet: Fleet) -> None:
     hear(fleet)
     fleet.follow(version="0.3.0", sha256=SHA)
-    with pytest.raises(FleetError, match="no agent of the run has the labels asia"):
+    with pytest.raises(FleetError, match="no agent of the run has label asia"):
         fleet.follow(version="0.4.0", sha256=OTHER, labels=("asia",))
+    with pytest.raises(ConfigError, match=r"--group: .* this run has none: .*--tls"):
+        fleet.follow(version="0.4.0", sha256=OTHER, groups=("eu",))
     fleet.follow(version="0.4.0", sha256=OTHER, labels=("eu",))
     assert fleet.card().stable == Software("0.4.0", OTHER, 1, ("a", "b"))
     fleet.follow(rollback=True)
     assert fleet.card() == SoftwareCard("r", Software("0.3.0", SHA, 1), withdrawn=NEWER)
     assert f"rolled back version {NEWER}; agents are told to install {NEW}" in fleet.lines
+
+
+def test_an_order_is_for_the_agents_of_groups_that_the_coordinator_keeps(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    wanted = Broker(tls=True, pki=str(tmp_path / "pki"))
+    fleet.store.write_facts(Facts(to_json(Config(broker=wanted)), defaults={}))
+    with closing(Authority(tmp_path / "pki")) as authority, authority.registry.transaction():
+        for name, groups in (("b", ("eu", "lab")), ("d", ("eu",)), ("x", ("eu", "asia"))):
+            authority.registry.register(name)
+            authority.registry.set_groups(name, groups)
+    hear(fleet)
+    fleet.follow(version="0.4.0", sha256=OTHER, groups=("eu",))
+    assert fleet.card().stable == Software("0.4.0", OTHER, 1, ("b", "d"))
+    fleet.follow(version="0.3.0", sha256=SHA, groups=("eu", "lab"), labels=("eu",), share="100%")
+    assert fleet.card().canary == Software("0.3.0", SHA, 1, ("b",))
+    assert fleet.card().agents == ("b",)
+    with pytest.raises(FleetError, match="no agent of the run has group asia"):
+        fleet.follow(version="0.4.0", sha256=OTHER, groups=("asia",))
+    with pytest.raises(Unknown, match="group"):
+        fleet.follow(version="0.4.0", sha256=OTHER, groups=("europe",))
 
 
 def test_only_devices_that_follow_are_drawn(fleet: Fleet) -> None:
@@ -164,7 +192,8 @@ def test_the_card_is_published_again(fleet: Fleet) -> None:
         ({"version": "0.3.0"}, "VERSION and --sha256"),
         ({"version": "../x", "sha256": SHA}, "expected a VERSION such as 0.3.0"),
         ({"version": "0.3.0", "sha256": "12"}, "64 hexadecimal digits"),
-        ({"share": "10%"}, "--canary and --label: expected the VERSION"),
+        ({"share": "10%"}, "expected the VERSION that the agents"),
+        ({"groups": ("eu",)}, "--group: expected the VERSION"),
         ({"version": "0.3.0", "sha256": SHA, "promote": True}, "expected --canary, too"),
         ({"version": "0.3.0", "sha256": SHA, "rollback": True}, "cannot be combined"),
         ({"wait": -1.0}, "--wait: expected at least 0"),
