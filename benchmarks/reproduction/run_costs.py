@@ -34,6 +34,7 @@ COSTS = {
     "MACE": "mace",
     "multiply-adds": "macs",
     "bytes": "bytes",
+    "bytes uploaded": "uploads",
     "seconds": "seconds",
     "joules": "joules",
     "TMAC": "tmac",
@@ -49,8 +50,9 @@ def read_costs(path: Path) -> dict[str, float]:
     exist only if the run reached `simulate.target`.
 
     macs, mace, tmac: see "Multiply-adds" in `docs/simulation.md`.
-    bytes, seconds, joules: of all rounds; seconds are those of this machine, joules those of the
-        devices' profiles, if all of them state their power (`simulate.watts`).
+    bytes, uploads, seconds, joules: of all rounds. Uploads are the bytes that devices sent, seconds
+        are those of this machine, joules those of the devices' profiles, if all of them state
+        their power (`simulate.watts`).
     target_rounds, target_bytes, ...: of the rounds until the target was reached.
     """
     found = msgspec.json.decode(path.read_bytes())
@@ -95,10 +97,11 @@ def read_progress(path: Path) -> list[Progress]:
 
 
 def sum_rounds(history: Sequence[Mapping[str, Any]], prefix: str) -> dict[str, float]:
-    """Return bytes, seconds and, if they are known of each round, joules."""
+    """Return bytes, uploads, seconds and, if they are known of each round, joules."""
     joules = [one["joules"] for one in history if one.get("joules") is not None]
     return {
         f"{prefix}bytes": sum(one["bytes_up"] + one["bytes_down"] for one in history),
+        f"{prefix}uploads": sum(one["bytes_up"] for one in history),
         f"{prefix}seconds": round(sum(one["seconds"] for one in history), 3),
         **({f"{prefix}joules": sum(joules)} if len(joules) == len(history) else {}),
     }

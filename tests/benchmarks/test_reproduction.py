@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
+from benchmarks.codecs_without_feedback import INT8, TOP10
 from benchmarks.reproduction import experiment as experiments
 from benchmarks.reproduction.cells import (
     Finished,
@@ -36,6 +38,7 @@ from coordinator.settings.config import load
 from coordinator.simulate.malicious_devices import name_malicious
 from federated.errors import ConfigError, Unknown
 from federated.methods.catalogue import METHODS
+from federated.wire.codecs.catalogue import CODECS, find_codec
 from tests.support.text_networks import write_bert, write_distilbert, write_pairs
 
 TABLE = """
@@ -248,11 +251,11 @@ def test_costs_are_counted_in_all_and_until_the_target(tmp_path: Path) -> None:
     path = tmp_path / "seed0.json"
     path.write_text(json.dumps({"rounds": history, "effort": effort}))
     assert read_costs(path) == {
-        **{"bytes": 8, "seconds": 3.0, "macs": 9.0, "mace": 4.0, "tmac": 4.0},
-        **{"target_rounds": 1, "target_bytes": 3, "target_seconds": 2.0},
+        **{"bytes": 8, "uploads": 3, "seconds": 3.0, "macs": 9.0, "mace": 4.0, "tmac": 4.0},
+        **{"target_rounds": 1, "target_bytes": 3, "target_uploads": 1, "target_seconds": 2.0},
     }
     path.write_text(json.dumps({"rounds": history, "effort": {}}))
-    assert read_costs(path) == {"bytes": 8, "seconds": 3.0}
+    assert read_costs(path) == {"bytes": 8, "uploads": 3, "seconds": 3.0}
 
 
 def test_joules_are_counted_only_if_those_of_every_round_are_known(tmp_path: Path) -> None:
@@ -379,6 +382,16 @@ def test_every_experiment_states_valid_settings() -> None:
         for scale in made.scales:
             for cell in made.list_cells(made.find_scale(scale)):
                 load(None, {}, [*cell.settings.items(), ("name", cell.run)])
+
+
+def test_the_codecs_without_feedback_differ_in_nothing_else() -> None:
+    for codec, plain in ((INT8, "int8-zstd"), (TOP10, "top10-zstd")):
+        assert find_codec(codec.name) is codec
+        assert (
+            codec
+            == dataclasses.replace(CODECS[plain], name=codec.name, feedback=False)
+            != CODECS[plain]
+        )
 
 
 def test_the_experiment_of_all_methods_has_all_methods() -> None:
