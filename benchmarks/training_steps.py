@@ -21,6 +21,7 @@ from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import train
 from models.cost import cost
 from models.layers.batch_norm import set_norm
+from models.layers.channel_layout import arrange_channels
 from models.named_network import network
 from models.submodel import Submodel
 from models.submodel_building import build, full
@@ -52,13 +53,13 @@ def make_tasks(model: str) -> dict[str, Callable[[], object]]:
 
 
 def make_ours(submodel: Submodel, data: TrainingSet) -> Callable[[], object]:
-    net = build(submodel)
+    net = arrange_channels(build(submodel), submodel)
     return lambda: train(net, submodel, Recipe(batch=BATCH), data, seed=0)
 
 
 def make_plain_loop(submodel: Submodel, data: TrainingSet) -> Callable[[], object]:
     """Return the same training with nothing but PyTorch."""
-    net, recipe = build(submodel), Recipe()
+    net, recipe = arrange_channels(build(submodel), submodel), Recipe()
     set_norm(net, recipe.norm)
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
 

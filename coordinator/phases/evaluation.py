@@ -41,6 +41,7 @@ from federated.training.training_inputs import TrainingSet
 from federated.wire.codecs.raw import RAW
 from models.cost import cost
 from models.layers.batch_norm import calibrate
+from models.layers.channel_layout import arrange_channels
 from models.submodel import Network, Submodel
 from models.submodel_building import build, shapes, statistics
 
@@ -172,7 +173,8 @@ class Evaluator:
         for submodel in submodels:
             net = build(submodel)
             net.load_state_dict(method.dispatch(state, method.place(state, submodel)), strict=False)
-            stats, _ = calibrate(net.to(self.device), (batch.to(self.device) for batch in batches))
+            net = arrange_channels(net, submodel).to(self.device)
+            stats, _ = calibrate(net, (batch.to(self.device) for batch in batches))
             measured |= {
                 f"{STATS}{submodel.name}/{name}": value.cpu() for name, value in stats.items()
             }
@@ -209,7 +211,8 @@ class Evaluator:
             recipe = self.run.method.recipe(state, submodel)
             if recipe.keep:
                 continue  # the coordinator does not have the whole network
-            net = assemble(state, self.run.method, submodel).to(self.device)
+            net = arrange_channels(assemble(state, self.run.method, submodel), submodel)
+            net = net.to(self.device)
             recipe = replace(recipe, batch=fit_batch(submodel.network), per_class=True)
             tallies = evaluate_locally(net, submodel, recipe, TrainingSet(x, y), stop)
             scores += [

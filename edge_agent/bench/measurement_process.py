@@ -117,6 +117,7 @@ def _load_network(plan: Plan) -> nn.Module:
     import torch
 
     from federated.wire import tensors
+    from models.layers.channel_layout import arrange_channels
     from models.submodel_building import build
 
     assert plan.submodel is not None
@@ -125,7 +126,7 @@ def _load_network(plan: Plan) -> nn.Module:
     net.load_state_dict(
         {name: torch.from_numpy(value.copy()) for name, value in values.items()}, strict=False
     )
-    return net.to(plan.row.provider).eval()
+    return arrange_channels(net, plan.submodel).to(plan.row.provider).eval()
 
 
 def _measure_inference(plan: Plan, base: int, load: float, call: Callable[[], Any]) -> Row:

@@ -51,7 +51,10 @@ class TrainingStep:
                 kind: session.memory[name] for kind, name in names.items() if name in session.memory
             }
             if known.keys() == names.keys() != set():
-                made.optimiser.state[parameter] = known
+                # fused optimisers read all tensors of a parameter in the order of its memory
+                made.optimiser.state[parameter] = {
+                    kind: torch.empty_like(parameter).copy_(value) for kind, value in known.items()
+                }
         return made
 
     def list_kept(self) -> Iterator[tuple[nn.Parameter, Mapping[str, str]]]:

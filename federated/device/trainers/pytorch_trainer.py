@@ -29,6 +29,7 @@ from federated.training.training_loop import open_session, train, train_session
 from federated.wire.messages import Run
 from models.cost import cost
 from models.families.catalogue import family
+from models.layers.channel_layout import arrange_channels
 from models.random_state import isolate_random_state
 from models.submodel import Submodel
 from models.submodel_building import build, shapes, statistics
@@ -115,7 +116,7 @@ class PyTorchTrainer:
                 yield net, tensors
             return
         cached = self.device == "cuda"
-        net = deepcopy(build_once(submodel, seed)) if cached else build(submodel, seed=seed)
+        net = deepcopy(build_once(submodel, seed)) if cached else build_arranged(submodel, seed)
         copy_weights(start.weights, net.state_dict())
         yield net.to(self.device), None
 
@@ -146,7 +147,7 @@ class PyTorchTrainer:
     def stepper(
         self, submodel: Submodel, x: Array, y: Array, labels: Sequence[int]
     ) -> Callable[[], object]:
-        net = build(submodel).to(self.device)
+        net = build_arranged(submodel).to(self.device)
         recipe, data = Recipe(batch=len(x)), TrainingSet(x, y, labels)
 
         def take_step() -> None:
@@ -231,7 +232,11 @@ def build_once(submodel: Submodel, seed: int) -> nn.Module:
     """Return an initial network, which callers must not change. Copying it is faster than drawing
     its weights.
     """
-    return build(submodel, seed=seed)
+    return build_arranged(submodel, seed)
+
+
+def build_arranged(submodel: Submodel, seed: int = 0) -> nn.Module:
+    return arrange_channels(build(submodel, seed=seed), submodel)
 
 
 def copy_weights(weights: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.layers.channel_layout import arrange_channels
 from models.submodel import Submodel
 from models.submodel_building import build
 
@@ -77,7 +78,7 @@ class ReusableNetworks:
         key = submodel, seed
         found = self._idle.pop(key, None)
         if found is None:
-            net = build(submodel, seed=seed)
+            net = arrange_channels(build(submodel, seed=seed), submodel)
             if not can_restore(net):
                 yield net, net.state_dict()
                 return

@@ -27,6 +27,7 @@ from federated.task import Recipe
 from federated.training.hooks import Hooks, Session, Survey
 from federated.training.training_loop import batches, open_session, train_session
 from models.layers.batch_norm import calibrate, norms
+from models.layers.channel_layout import arrange_channels
 from models.submodel import Submodel
 from models.submodel_building import build, find_labelled, shapes, statistics
 from models.user_networks.library_networks import find_builder
@@ -134,7 +135,7 @@ def teach(session: Session) -> None:
             f"small network '{submodel.network.family}': a custom network must be of the agreed "
             f"family '{session.submodel.network.family}'"
         )
-    net = build(submodel).to(session.device)
+    net = arrange_channels(build(submodel), submodel).to(session.device)
     with torch.no_grad():
         for name, value in net.named_parameters():
             value.copy_(session.received[PREFIX + name])
