@@ -20,8 +20,8 @@ from federated.task import Recipe
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import train
 from models.cost import cost
+from models.families.channel_layout import arrange_channels
 from models.layers.batch_norm import set_norm
-from models.layers.channel_layout import arrange_channels
 from models.named_network import network
 from models.submodel import Submodel
 from models.submodel_building import build, full

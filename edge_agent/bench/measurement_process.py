@@ -117,7 +117,7 @@ def _load_network(plan: Plan) -> nn.Module:
     import torch
 
     from federated.wire import tensors
-    from models.layers.channel_layout import arrange_channels
+    from models.families.channel_layout import arrange_channels
     from models.submodel_building import build
 
     assert plan.submodel is not None

@@ -29,7 +29,7 @@ from federated.training.training_loop import open_session, train, train_session
 from federated.wire.messages import Run
 from models.cost import cost
 from models.families.catalogue import family
-from models.layers.channel_layout import arrange_channels
+from models.families.channel_layout import arrange_channels
 from models.random_state import isolate_random_state
 from models.submodel import Submodel
 from models.submodel_building import build, shapes, statistics

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.layers.channel_layout import arrange_channels
+from models.families.channel_layout import arrange_channels
 from models.submodel import Submodel
 from models.submodel_building import build
 

@@ -26,8 +26,8 @@ from federated.method import Settings
 from federated.task import Recipe
 from federated.training.hooks import Hooks, Session, Survey
 from federated.training.training_loop import batches, open_session, train_session
+from models.families.channel_layout import arrange_channels
 from models.layers.batch_norm import calibrate, norms
-from models.layers.channel_layout import arrange_channels
 from models.submodel import Submodel
 from models.submodel_building import build, find_labelled, shapes, statistics
 from models.user_networks.library_networks import find_builder
