@@ -21,8 +21,8 @@ __all__ = ["audit"]
 def audit(run: str | None, runs: Path, pki: str, form: str) -> None:
     """Show who asked for what, when and from where.
 
-    The log covers start, resume, pause, stop, pin, release, promote, roll back, upgrade, enroll,
-    register, revoke, claims, groups and rights.
+    The log covers start, resume, pause, stop, pin, release, promote, roll back, upgrade, repair,
+    enroll, register, revoke, claims, groups and rights.
     Without RUN, show all runs and the certificate authority. The exit code is 7 if a row was
     changed or is missing.
     """

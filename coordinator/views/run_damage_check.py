@@ -4,10 +4,11 @@ PyTorch.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from federated.wire.topics import VERSION
 
 __all__ = ["check_run", "render_check"]
 
+log = logging.getLogger(__name__)
 
 BACKUP = "restore it from a backup"
 RELEASE_AGAIN = "restore it from a backup, or release the round again"
@@ -71,9 +73,8 @@ def check_run(name: str, runs: Path, *, repair: bool) -> dict[str, Any]:
         with run_lock.renewing(lock, folder):
             found = list(check_folder(folder))
             broken = [one for one in found if one.problem]
-            for one in broken if repair else ():
-                if one.repair is not None:
-                    one.repair()
+            if repair:
+                repair_files(folder, broken)
     finally:
         run_lock.release(lock)
     return {
@@ -90,6 +91,30 @@ def check_run(name: str, runs: Path, *, repair: bool) -> dict[str, Any]:
             for one in broken
         ],
     }
+
+
+def repair_files(folder: Path, broken: Iterable[Finding]) -> None:
+    """Repair what can be repaired, and record it in the audit log."""
+    repaired = list[str]()
+    try:
+        for one in broken:
+            if one.repair is not None:
+                one.repair()
+                repaired.append(one.file)
+    finally:
+        if repaired:
+            record_repair(folder, repaired)
+
+
+def record_repair(folder: Path, files: Iterable[str]) -> None:
+    """Record who repaired which files, if the database can be used: it holds the audit log."""
+    try:
+        if (damage := find_log_damage(folder / DATABASE)) is not None:
+            raise StoreError(f"{DATABASE}-wal {damage.problem}")  # SQLite would remove it
+        for file in files:
+            audit_log.record(folder / DATABASE, None, "repair", file)
+    except (OSError, StoreError) as error:
+        log.warning("this repair is not in the audit log: %s", error)
 
 
 def render_check(made: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from coordinator import audit_log
 from coordinator.cli.main import main
 from coordinator.fleet.update_file_names import update_path
 from coordinator.observe.round_records import RoundRecord
@@ -66,6 +67,13 @@ def flip(path: Path, place: int = -3) -> None:
     path.write_bytes(data)
 
 
+def read_log(folder: Path) -> list[tuple[str, str]]:
+    rows, damage = audit_log.read(folder / "run.sqlite")
+    assert not damage
+    assert all(row.who for row in rows)
+    return [(row.what, row.about) for row in rows]
+
+
 def test_an_intact_run_is_checked_as_a_whole(folder: Path) -> None:
     done, made = check(folder)
     assert (done.exit_code, made["damaged"]) == (0, [])
@@ -102,8 +110,10 @@ def test_a_damaged_file_is_named_and_repaired(folder: Path, pattern: str) -> Non
     assert (done.exit_code, one["file"]) == (7, str(path.relative_to(folder)))
     assert FILES[pattern] in one["remedy"]
     assert "is damaged" in done.stderr
+    assert read_log(folder) == []
     done, made = check(folder, "--repair")
     assert (done.exit_code, [one["repaired"] for one in made["damaged"]]) == (0, [True])
+    assert read_log(folder) == [("repair", one["file"])]
     done, made = check(folder)
     assert (done.exit_code, made["damaged"]) == (0, [])
     store = Store.open(folder.parent, "spring")
@@ -147,7 +157,12 @@ def test_repair_leaves_damage_that_needs_a_person(folder: Path) -> None:
     ]
     flip(version / "manifest.json", 30)
     assert any(one["file"].endswith("manifest.json") for one in check(folder)[1]["damaged"])
+    assert read_log(folder) == [("repair", COPY)]
     (folder / "run.sqlite").write_bytes(b"nothing")
+    (folder / COPY).write_bytes(b"no database" * 500)
+    done, _ = check(folder, "--repair")
+    assert not (folder / COPY).exists()
+    assert "this repair is not in the audit log: " in done.stderr
     assert "cannot be read" in check(folder)[1]["damaged"][0]["problem"]
     (folder / "run.sqlite").unlink()
     assert "is missing" in check(folder)[1]["damaged"][0]["problem"]
