@@ -33,9 +33,9 @@ PEERS: Mapping[str, str] = {
     "flwr": "flwr==1.42.0",
     "nvflare": "nvflare==2.9.0",
     "pfl": "pfl==0.6.0",
-    "ray": "flwr[simulation]==1.42.0",
+    "flwr-ray": "flwr[simulation]==1.42.0",
 }
-"""What to install for each peer. `ray`: Flower, whose simulation runs on Ray."""
+"""What to install for each peer. `flwr-ray`: Flower with its simulation, which runs on Ray."""
 
 
 def choose_peers(names: Sequence[str]) -> Callable[[Any], Any]:

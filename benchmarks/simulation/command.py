@@ -31,16 +31,16 @@ ENTRIES = {
     SEVERAL: "benchmarks.simulation.ours:in_processes",
     LOOP: "benchmarks.simulation.plain_loop:simulate",
     "pfl": "benchmarks.simulation.pfl:simulate",
-    "ray": "benchmarks.simulation.ray:simulate",
+    "flwr-ray": "benchmarks.simulation.flwr_ray:simulate",
 }
-PEERS = ("pfl", "ray")
+PEERS = ("pfl", "flwr-ray")
 QUIET = {  # one thread for arithmetic in each process, and no reports to the makers of a peer
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     **dict.fromkeys(("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"), "0"),
 }
 TURNS = 5
 MOST_FIRST, MOST_SIZE = 1000.0, 500.0  # milliseconds, MB
-PER_CORE = {LOOP: 0.85, "pfl": 1.2, "ray": 1.0}  # least ratios of a baseline's time to ours
+PER_CORE = {LOOP: 0.85, "pfl": 1.2, "flwr-ray": 1.0}  # least ratios of a baseline's time to ours
 BOTH_CORES = 15.0
 
 
@@ -91,7 +91,7 @@ def make_rows(found: Mapping[str, Measured]) -> list[Row]:
     firsts = {name: 1000 * one.first for name, one in found.items()}
     sizes = {name: one.size / 1e6 for name, one in found.items()}
     rows = compare_ways("processor time of a client, {} (ms)", clients, PER_CORE, ways)
-    rows += compare_ways("round, {} (ms)", rounds, {"ray": BOTH_CORES}, (SEVERAL,))
+    rows += compare_ways("round, {} (ms)", rounds, {"flwr-ray": BOTH_CORES}, (SEVERAL,))
     for name, values, most in (
         ("first round, {} (ms)", firsts, MOST_FIRST),
         ("memory, {} (MB)", sizes, MOST_SIZE),

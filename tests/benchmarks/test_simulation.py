@@ -35,7 +35,7 @@ def test_baselines_are_compared_by_time_memory_and_accuracy() -> None:
         SEVERAL: Measured(1.5, 0.06, 0.011, 600_000_000, 0.970),
         LOOP: Measured(0.1, 0.09, 0.009, 200_000_000, 0.972),
         "pfl": Measured(0.2, 0.11, 0.011, 250_000_000, 0.955),
-        "ray": Measured(9.0, 1.20, 0.120, 1_400_000_000, 0.965),
+        "flwr-ray": Measured(9.0, 1.20, 0.120, 1_400_000_000, 0.965),
     }
     rows = {(row.name, row.baseline.name): row for row in make_rows(found)}
     client, error = "processor time of a client, one process (ms)", "error, within 1 point (%)"
@@ -43,10 +43,10 @@ def test_baselines_are_compared_by_time_memory_and_accuracy() -> None:
     assert rows[client, "pfl"].ratio == pytest.approx(1.1)
     assert not rows[client, "pfl"].met
     assert rows[client, "pfl"].limit == rows[client, LOOP].limit
-    assert rows["round, processes (ms)", "ray"].met
+    assert rows["round, processes (ms)", "flwr-ray"].met
     assert rows["first round, one process (ms)", "at most"].met
     assert not rows["first round, processes (ms)", "at most"].met
     assert not rows["memory, processes (MB)", "at most"].met
-    assert rows["memory, processes (MB)", "ray"].met is None
-    assert rows[f"{ONE}, {error}", "ray"].met
+    assert rows["memory, processes (MB)", "flwr-ray"].met is None
+    assert rows[f"{ONE}, {error}", "flwr-ray"].met
     assert not rows[f"{ONE}, {error}", "pfl"].met
