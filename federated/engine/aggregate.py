@@ -4,10 +4,10 @@ coordinate.
 Each home (a tensor of the coordinator's state) has one full-size sum, and one weight per distinct
 rectangle (a box of it that some updates cover). Memory is that of one model, however many devices
 there are. For the mean, the axes are cut at the edges of the rectangles, and each band is divided
-by the weight that covers it. Totals can be merged, dumped and loaded bit for bit.
+by the weight that covers it. Totals can be dumped and loaded bit for bit.
 
-Floats are added in the order of the calls: fold in a fixed order for a reproducible run. Merging is
-associative and commutative up to rounding.
+Floats are added in the order of the calls: fold in a fixed order for a reproducible run. Sums of
+several groups of updates, added up, would differ from it in the last bits.
 
 Sums are float32, as the weights are: the relative error of n parts stays near n x 6e-8, far below
 the noise of training. Sums of weights are float64, so that counts of examples stay exact. A float64
@@ -49,7 +49,6 @@ __all__ = [
     "is_inside",
     "load",
     "mean",
-    "merge",
     "sum_extra",
 ]
 
@@ -235,28 +234,6 @@ def add(total: Total, part: Part) -> None:
 def add_columns(old: list[Weight] | None, new: list[Weight]) -> list[Weight]:
     """Add up columns of weights."""
     return list(new) if old is None else [a + b for a, b in zip(old, new, strict=True)]
-
-
-def merge(into: Total, other: Total) -> Total:
-    """Add `other` to `into`, in place, and return it. Do not use `other` afterwards.
-
-    ValueError: both totals contain the same key.
-    """
-    if twice := into.seen.keys() & other.seen.keys():
-        raise ValueError(f"totals cannot be merged: both folded {sorted(map(str, twice))[:4]}")
-    sums = into.sums
-    for home, theirs in other.sums.items():
-        mine = sums.get(home)
-        if mine is None:
-            sums[home] = theirs
-            continue
-        if mine.value.dtype == torch.float32:
-            mine.value = mine.value.to(theirs.value.dtype)
-        mine.value.add_(theirs.value)
-        for where, columns in theirs.cover.items():
-            mine.cover[where] = add_columns(mine.cover.get(where), columns)
-    into.seen.update(other.seen)
-    return into
 
 
 def bands(total: Sum, column: int = 0) -> Iterator[tuple[Where, Weight]]:

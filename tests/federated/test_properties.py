@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federated.engine.aggregate import Total, fold, merge
+from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import LAWS, configure
 from federated.methods.catalogue import METHODS, find_method
@@ -328,20 +328,6 @@ def fails(law, chosen, fleet):
 
 
 # ---- what no method may break --------------------------------------------------------------------
-
-
-@each
-def test_merged_totals_equal_one(name, index):
-    chosen = trial(name, index)
-
-    def check(fleet):
-        updates, cut = chosen.updates(fleet), len(fleet) // 2
-        halves = merge(chosen.total(updates[:cut]), chosen.total(updates[cut:]))
-        merged, straight = chosen.finished(halves).tensors, chosen.combined(updates).tensors
-        for home, value in straight.items():
-            torch.testing.assert_close(merged[home], value, rtol=1e-5, atol=1e-6)
-
-    on_fleets(chosen, index, check)
 
 
 @each

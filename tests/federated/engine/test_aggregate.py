@@ -1,4 +1,4 @@
-"""Folding: bands by hand and against a dense count; merge, dump and load bit for bit."""
+"""Folding: bands by hand and against a dense count; dump and load bit for bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federated.engine.aggregate import Total, bands, dump, fold, load, mean, merge, sum_extra
+from federated.engine.aggregate import Total, bands, dump, fold, load, mean, sum_extra
 from federated.engine.update_contributions import Part
 
 
@@ -182,11 +182,6 @@ def test_an_uncovered_mean_without_an_old_value_is_an_error():
         mean(fold_parts(part([1.0], shape=(2,))).sums["w"])
 
 
-def test_totals_that_share_a_key_do_not_merge():
-    with pytest.raises(ValueError, match="both folded"):
-        merge(fold_parts(part([1.0])), fold_parts(part([2.0])))
-
-
 def test_a_dump_is_plain_json_and_belongs_to_its_tensors():
     tensors, text = dump(fold_parts(part([1.0, 2.0], weight=torch.tensor([1.0, 0.1]))))
     assert json.loads(text)["seen"] == [["a0"]]
@@ -265,31 +260,6 @@ def test_bands_agree_with_a_dense_count(parts):
             {(i, j) for i in range(*where[0]) for j in range(*where[1])} for where, _ in bands(one)
         ]
         assert all(not a & b for a, b in itertools.combinations(cells, 2)), "bands overlap"
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(anywhere(), min_size=1, max_size=6), st.integers(0, 6), st.integers(0, 6))
-def test_merging_is_associative_and_equals_one_fold(parts, i, j):
-    """Whole numbers add without rounding, so every grouping gives the same bits."""
-    i, j = sorted((min(i, len(parts)), min(j, len(parts))))
-    keyed = [((f"a{n}",), [p]) for n, p in enumerate(parts)]
-
-    def total(some):
-        made = Total()
-        for key, ps in some:
-            fold(made, ps, key)
-        return made
-
-    left = merge(merge(total(keyed[:i]), total(keyed[i:j])), total(keyed[j:]))
-    right = merge(total(keyed[:i]), merge(total(keyed[i:j]), total(keyed[j:])))
-    one = total(keyed)
-    for home in one.sums:
-        old = torch.full(SHAPE, 99.0)
-        found = mean(one.sums[home], old)
-        assert torch.equal(mean(left.sums[home], old), found)
-        assert torch.equal(mean(right.sums[home], old), found)
-        assert sum_extra(left.sums[home], 1) == sum_extra(one.sums[home], 1)
-    assert list(left.seen) == list(right.seen) == list(one.seen)
 
 
 @settings(max_examples=100, deadline=None)
