@@ -31,6 +31,7 @@ from federated.device.agent_run_files import Spool
 from federated.device.task_runner_interface import Outcome
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import FleetError
+from federated.http_transfers.blob_transfers import SharedFolder
 from federated.system.child_processes import block_interrupts
 from federated.task import MAX_CODECS, Card, Profile, Task, Timing
 from federated.wire import envelope, messages, topics
@@ -200,7 +201,9 @@ class Devices:
         link.subscribe(topics.run(run.run))
         data = self.source.device(index).card()
         measure = partial(self._make_profile, index, name, data, survey)
-        equipment = Equipment(measure, runner, spool, weights=self._weights, cached=CACHED)
+        equipment = Equipment(
+            measure, runner, spool, weights=self._weights, cached=CACHED, http=SharedFolder()
+        )
         return AgentEventLoop(link, run, name, SESSION, equipment), link
 
     def _make_profile(

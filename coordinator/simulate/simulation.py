@@ -31,6 +31,7 @@ from coordinator.settings.config import Config
 from coordinator.settings.config_tables import AGENTS
 from coordinator.simulate import results
 from coordinator.simulate.device_data import DataSource, name_devices
+from coordinator.simulate.local_transfers import LocalTransfers
 from coordinator.simulate.malicious_devices import name_malicious
 from coordinator.simulate.simulated_devices import Devices, ServingLink
 from coordinator.simulate.worker_selection import open_workers
@@ -217,7 +218,7 @@ def run_with_workers(prepared: Prepared, source: DataSource, read: Publish, fold
     link = MemoryLink(broker, "coordinator")
     try:
         begin = partial(devices.begin, folder=folder)
-        run(prepared, link, read, begin, make_options(config))
+        run(prepared, link, read, begin, make_options(prepared))
     except LinkError:
         if devices.error is None:
             raise
@@ -239,14 +240,15 @@ def run_in_thread(
             link,
             read,
             lambda fleet: devices.join(fleet.run, folder),
-            make_options(config),
+            make_options(prepared),
         )
     finally:
         devices.close()
 
 
-def make_options(config: Config) -> RunOptions:
-    return RunOptions(patience=ENDLESS, device=config.simulate.device, durable=False)
+def make_options(prepared: Prepared) -> RunOptions:
+    urls, device = LocalTransfers(prepared.store.spool), prepared.config.simulate.device
+    return RunOptions(patience=ENDLESS, device=device, durable=False, urls=urls)
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from federated.device.agent_run_files import GRAPH, Spool, SpooledUpdate
 from federated.errors import Refused
+from federated.http_transfers.blob_transfers import BlobTransfer, make_upload
 from federated.http_transfers.http_client import HttpAccess
-from federated.http_transfers.http_upload import HttpUpload, PartUpload
+from federated.http_transfers.http_upload import PartUpload
 from federated.system.file_mapping import map_file
 from federated.task import Task
 from federated.wire import envelope, messages, topics
@@ -233,7 +234,7 @@ class Uploads:
     ) -> None:
         self.link, self.run, self.agent, self.spool, self._http = link, run, agent, spool, http
         self._uploads: dict[str, Upload] = {}
-        self._transfers: dict[str, HttpUpload | PartUpload] = {}  # those over HTTP
+        self._transfers: dict[str, BlobTransfer] = {}  # those over HTTP
         # when the last one of an update ended, and up to which byte it sent parts
         self._ended: dict[str, tuple[float, int]] = {}
         self._reaches: dict[str, int] = {}  # up to which byte a running one sends parts
@@ -313,7 +314,7 @@ class Uploads:
             return  # the coordinator may not have noticed yet that it has everything
         if running is None or running.url != grant.url:
             self._end_transfer(grant.transfer)
-            made = HttpUpload(self._http, grant.url, upload.data, upload.task.submodel.name)
+            made = make_upload(self._http, grant.url, upload.data, upload.task.submodel.name)
             self._transfers[grant.transfer] = made
             made.start()
 

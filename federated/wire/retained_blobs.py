@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from federated.errors import Refused
+from federated.http_transfers.blob_transfers import BlobTransfer, make_download
 from federated.http_transfers.http_client import HttpAccess
-from federated.http_transfers.http_download import DiskFailure, HttpDownload, WrongDigest
+from federated.http_transfers.http_download import DiskFailure, WrongDigest
 from federated.system.disk_sync import sync
 from federated.system.file_locks import lock_path, unlock_path
 from federated.system.file_mapping import release_pages
@@ -94,7 +95,7 @@ class Download:
         """
         self.link, self.blob, self.path = link, blob, path
         self._http = http
-        self._transfer: HttpDownload | None = None
+        self._transfer: BlobTransfer | None = None
         self.progressed, self._patience, self.digest_failures = now, PATIENCE, 0
         self._sync = sync
         self._partial: PartialFile | None = None
@@ -236,7 +237,7 @@ class Download:
                 note.unlink()
                 self._find_place().unlink(missing_ok=True)
             blob = self.blob
-            self._transfer = HttpDownload(
+            self._transfer = make_download(
                 self._http, manifest.url, self._find_place(), blob.sha256, blob.size
             )
         except (OSError, Refused):
@@ -245,7 +246,7 @@ class Download:
         self.progressed = now
         self._transfer.start()
 
-    def _check_transfer(self, transfer: HttpDownload) -> bool:
+    def _check_transfer(self, transfer: BlobTransfer) -> bool:
         if transfer.running:
             return False
         part = self._find_place()
