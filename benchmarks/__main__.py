@@ -37,8 +37,12 @@ COMMANDS = {
         "Estimate what a large fleet needs, from results of scale.",
     ),
     "codec": LazyCommand(
-        "benchmarks.weight_encoding_speed:command",
+        "benchmarks.weight_encoding.command:command",
         "Time each encoding of weights, and count its bytes.",
+    ),
+    "codec-accuracy": LazyCommand(
+        "benchmarks.weight_encoding.accuracy:command",
+        "Compare the accuracy of runs with each codec.",
     ),
     "core": LazyCommand(
         "benchmarks.event_processing:command",

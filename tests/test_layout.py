@@ -104,6 +104,7 @@ ROOMS = {
         "simulation",
         "analyses",
         "reproduction",
+        "weight_encoding",
         "startup",
         "fuzzing",
         "raw_agents",
@@ -357,7 +358,7 @@ def test_only_one_file_each_uses_mqtt_topics_and_checkpoints() -> None:
         name_of(p) for p in FILES if any(name.startswith("safetensors") for name in imports(p))
     } == {
         # what our encoding is compared with
-        "benchmarks.weight_encoding_speed",
+        "benchmarks.weight_encoding.command",
         "coordinator.store.tensor_files",
         "models.pretrained",
     }

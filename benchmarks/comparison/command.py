@@ -63,9 +63,9 @@ def benchmark(
                 load = os.getloadavg()[0]
                 if save and not any_load:
                     check_load(load, len(list_processors()))
-                say = speaker(form)
+                say, absent = speaker(form), dict[str, str]()
                 if peers:
-                    options["peers"] = find_installed(options["peers"], say)
+                    options["peers"], absent = find_installed(options["peers"], say)
                 taken, start = datetime.now(UTC), time.monotonic()
                 found = tuple(measure(say=say, **options))
                 result = BenchmarkResult(
@@ -78,6 +78,7 @@ def benchmark(
                     taken.isoformat(timespec="seconds"),
                     round(time.monotonic() - start, 1),
                     tuple(one for one in found if isinstance(one, Failure)),
+                    absent,
                 )
                 print_result(result, form, format_result)
                 if save:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ __all__ = [
     "format_ratio",
     "format_result",
     "format_value",
+    "list_absent",
     "read_result",
     "read_results",
     "read_saved",
@@ -49,6 +50,7 @@ class BenchmarkResult:
     taken: start time, ISO 8601 in UTC
     seconds: duration
     failures: what could not be measured, or is wrong
+    absent: why a peer that should have been compared with was not, by its name
     """
 
     name: str
@@ -60,6 +62,7 @@ class BenchmarkResult:
     taken: str
     seconds: float
     failures: tuple[Failure, ...] = ()
+    absent: dict[str, str] = field(default_factory=dict)
 
 
 def find_file(name: str) -> Path:
@@ -128,7 +131,14 @@ def format_result(result: BenchmarkResult) -> str:
     table = [heads, *map(format_cells, result.rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     failed = (f"failed: {one.name}: {one.reason}" for one in result.failures)
-    return "\n".join([describe_surroundings(result), *format_lines(table, widths), *failed])
+    lines = format_lines(table, widths)
+    return "\n".join([describe_surroundings(result), *lines, *list_absent(result), *failed])
+
+
+def list_absent(result: BenchmarkResult) -> Iterator[str]:
+    """Yield a sentence for each peer that is missing from a result."""
+    for peer, reason in result.absent.items():
+        yield f"not compared with {peer}: {reason}"
 
 
 def format_cells(row: Row) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from benchmarks.comparison.result import (
     format_cells,
     format_ratio,
     format_value,
+    list_absent,
     read_results,
 )
 from benchmarks.comparison.rows import AT_MOST
@@ -69,6 +70,8 @@ def list_results() -> Iterator[str]:
         heads = ("", "ours", "peer", "limit", "ratio", "goal", "")
         yield from render_table(heads, map(format_cells, one.rows))
         yield ""
+        for line in list_absent(one):
+            yield from (f"{line[0].upper()}{line[1:]}", "")
         for failure in one.failures:
             yield from (f"Failed: `{failure.name}`: {failure.reason}", "")
 

@@ -30,6 +30,7 @@ __all__ = [
 ROOT = Path(__file__).parents[2]
 
 PEERS: Mapping[str, str] = {
+    "fedml": "fedml==0.9.6",
     "flwr": "flwr==1.42.0",
     "nvflare": "nvflare==2.9.0",
     "pfl": "pfl==0.6.0",
@@ -56,16 +57,19 @@ def list_versions(peers: Iterable[str]) -> dict[str, str]:
     return dict(PEERS[peer].split("==", 1) for peer in peers)
 
 
-def find_installed(peers: Iterable[str], say: Say) -> tuple[str, ...]:
-    """Return the peers that are installed or could be installed now, and say which could not."""
-    found = []
+def find_installed(peers: Iterable[str], say: Say) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the peers that are installed or could be installed now, and why each other one could
+    not. Say which could not.
+    """
+    found, absent = list[str](), dict[str, str]()
     for peer in peers:
         try:
             set_up(peer)
             found.append(peer)
         except ConfigError as error:
+            absent[peer] = str(error)
             say(f"not compared with {peer}: {error}")
-    return tuple(found)
+    return tuple(found), absent
 
 
 def folder() -> Path:
@@ -103,7 +107,7 @@ def create(home: Path, title: str, wanted: Sequence[str], *, shared: bool) -> No
     """Create an environment and install packages into it.
 
     title: of what is installed. wanted: arguments of `pip install`. shared: also find the packages
-    of this environment. Raises ConfigError.
+    of this environment. Raises ConfigError, whose reason names no folder of this machine.
     """
     packages = home / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
     try:
@@ -111,9 +115,18 @@ def create(home: Path, title: str, wanted: Sequence[str], *, shared: bool) -> No
         if shared:
             (packages / "base.pth").write_text(sysconfig.get_path("purelib") + "\n")
         install = [str(find_python(home)), "-m", "pip", "install", "--quiet", *wanted]
-        subprocess.run(install, check=True)  # noqa: S603
+        subprocess.run(install, check=True, stderr=subprocess.PIPE, text=True)  # noqa: S603
     except (OSError, subprocess.CalledProcessError) as error:
-        raise ConfigError(f"cannot install {title} into {home}: {error}") from error
+        sys.stderr.write(getattr(error, "stderr", None) or "")
+        raise ConfigError(f"cannot install {title}: {explain(error)}") from error
+
+
+def explain(error: OSError | subprocess.CalledProcessError) -> str:
+    """Return why an environment could not be made: pip's last error, without its label."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    told = [line for line in (error.stderr or "").splitlines() if line.startswith("ERROR: ")]
+    return told[-1].removeprefix("ERROR: ") if told else f"exit code {error.returncode}"
 
 
 def find_python(home: Path) -> Path:

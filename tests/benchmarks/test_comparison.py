@@ -17,6 +17,7 @@ from benchmarks.comparison import result as results
 from benchmarks.comparison.command import benchmark
 from benchmarks.comparison.result import BenchmarkResult, format_result, read_results, write_result
 from benchmarks.comparison.rows import Baseline, Failure, Row, compare, compare_all, compare_errors
+from benchmarks.generated_docs.result_tables import list_results
 from benchmarks.interleaved_timing import time_interleaved
 from edge_agent.bench.report import take_fingerprint
 from edge_agent.device.process_limits import Limits
@@ -24,7 +25,16 @@ from federated.errors import ConfigError
 from federated.runtime.console import Say
 
 COMPARING = (
-    *("aggregation", "codec", "inference", "predict", "round", "scale", "simulation"),
+    *(
+        "aggregation",
+        "codec",
+        "codec-accuracy",
+        "inference",
+        "predict",
+        "round",
+        "scale",
+        "simulation",
+    ),
     *("startup", "training", "trainstep"),
 )
 FIELDS = {"name", "ours", "peer", "limit", "ratio", "goal", "met"}
@@ -152,3 +162,24 @@ def test_a_result_is_saved_only_on_an_idle_machine_or_if_asked(
     monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.0, 0.0))
     assert "sums.json" in run("--save").output
     assert read_results()[0].load == 0.1
+
+
+def test_a_peer_that_cannot_be_installed_is_named_in_the_saved_result(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip refuses a version that does not exist, and its reason names no folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+
+    @benchmark("sums", "coordinator", peers=("flwr",))
+    def alone(peers: Sequence[str], say: Say) -> list[Row]:
+        return [compare(f"{len(peers)} peers (ms)", 2.0)]
+
+    done = CliRunner().invoke(alone, ["--save", "--any-load"])
+    assert done.exit_code == 0, done.output
+    (found,) = read_results()
+    assert found.rows[0].name == "0 peers (ms)"
+    assert "No matching distribution found for flwr" in found.absent["flwr"]
+    assert str(folder) not in found.absent["flwr"]
+    assert "not compared with flwr: cannot install the peer flwr: No matching" in done.stdout
+    assert any("Not compared with flwr: cannot install" in line for line in list_results())

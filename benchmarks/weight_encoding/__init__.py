@@ -1,0 +1,1 @@
+"""Compare the speed, the bytes and the accuracy of encoded weights."""
