@@ -79,7 +79,11 @@ class Registry:
         self._change = threading.Lock()
         problem = f"{path}: cannot open the registry of agents"
         with explain_os_errors(StoreError, problem, sqlite3.Error):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            # To close the existing file would drop the locks of this process's other connections.
+            # Another process then removes SQLite's log as if it was the last to close the file,
+            # and this process no longer sees what others write.
+            if not path.exists():
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._base = sqlite3.connect(
                 path, timeout=BUSY, isolation_level=None, check_same_thread=False
             )
