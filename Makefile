@@ -33,8 +33,8 @@ help:
 demo: $(VENV)/installed
 	@$(BIN)/coordinator demo $(DEMO)
 
-# Most tests run in parallel, with one more worker than processors, because some tests mostly wait; many slow tests do,
-# so they have two more. After the tests that are not slow, those that measure time run one at a time.
+# Most tests run in parallel, with one more worker than processors, because some tests mostly wait; most slow tests do,
+# so they have four more. After the tests that are not slow, those that measure time run one at a time.
 PROCESSORS := $$(getconf _NPROCESSORS_ONLN)
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 
@@ -51,7 +51,7 @@ else
 endif
 
 test-all: test
-	$(SIDE_BY_SIDE) -n $$(($(PROCESSORS) + 2)) -m slow $(SLOW)
+	$(SIDE_BY_SIDE) -n $$(($(PROCESSORS) + 4)) -m slow $(SLOW)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -56,6 +56,7 @@ def programs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_check_passes_on_this_machine_and_the_report_names_it_nowhere(
     tmp_path: Path, programs: Path
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.processes import AGENT, Start, result
 from tests.support.toy_extensions import MEMBERS
+from tests.support.waiting import PATIENCE
 
 HERE = Path(__file__).parent
 PACKAGE = HERE / "example_plugin" / "pyproject.toml"
@@ -111,7 +112,7 @@ def train_fleet(
         for i in range(3)
     ]
     assert [result(agent)["updates"] for agent in agents] == [2, 2, 2]
-    out, _ = coordinator.communicate(timeout=120)
+    out, _ = coordinator.communicate(timeout=PATIENCE)
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
     assert found["outcomes"] == ["folded"] * 6
     assert found["events"]["RoundEnded"] == 2

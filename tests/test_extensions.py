@@ -37,6 +37,7 @@ from tests.support.plugins import install
 from tests.support.processes import AGENT, COORDINATOR, Running, Start, result
 from tests.support.tcp_link import TcpHub
 from tests.support.toy_extensions import MEMBERS, doubled_loss
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("forgotten_extensions")
 ROOT = Path(__file__).parents[1]
@@ -165,7 +166,7 @@ def test_an_agent_runs_a_method_of_module_and_function_if_its_owner_named_it(
         return start(*AGENT, "join", "--broker", broker, "--name", name, *shard, *words)
 
     lacking = join("lacking", "--model", named[1])
-    assert lacking.wait(120) == 1
+    assert lacking.wait(PATIENCE) == 1
     text = (tmp_path / "1.err").read_text()
     assert f"join with --method {named[0]} if you trust" in text
     able = join("able", *flags, "--codec", named[2])

@@ -55,6 +55,7 @@ def write_examples(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.broker
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if not all(block.reasons for block in list_blocks(page))],

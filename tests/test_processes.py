@@ -26,6 +26,7 @@ from tests.support.processes import (
     result,
     wait_for_words,
 )
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker]
 QUICK = [
@@ -88,7 +89,7 @@ def test_a_coordinator_that_starts_its_own_broker_and_two_agents(
     assert all(numbered.fullmatch(name) for name in names)
     assert 0 < told["accuracy"] <= 1
     for process in agents:
-        left = result(process, 60)
+        left = result(process)
         assert left["reason"] == "the run is over"
         assert left["updates"] == 2
     history = Store.open(tmp_path / "runs", told["run"], read_only=True)
@@ -154,7 +155,7 @@ def test_one_file_gives_the_same_model_in_simulation_and_on_a_fleet(
     told = result(coordinator)
     assert told["accuracy"] == pytest.approx(simulated["summary"]["global"]["mean"], abs=1e-3)
     for process in agents:
-        result(process, 60)
+        result(process)
     here = load_file(tmp_path / "runs" / "small-seed0" / "round-000002.safetensors")
     there = load_file(tmp_path / "runs" / "fleet" / "round-000002.safetensors")
     assert here.keys() == there.keys()
@@ -174,7 +175,7 @@ def test_ctrl_c_offers_to_resume_only_a_run_that_is_stored(
             agent(start, broker, 0)
             assert wait_for_words(coordinator, log, "round 2 of 500")
         coordinator.send_signal(signal.SIGINT)
-        assert coordinator.wait(60) == 130
+        assert coordinator.wait(PATIENCE) == 130
         assert (tmp_path / "runs" / "r").exists() != waits
         hint = "" if waits else "; resume with: coordinator start --name r --resume"
         assert log.read_text().endswith(f"interrupted{hint}\n")
@@ -207,8 +208,8 @@ def test_an_interrupted_agent_leaves_cleanly_and_the_run_continues(
     assert wait_for_words(coordinator, tmp_path / "0.err", "waiting: 1 of 2 agents")
     agents.append(agent(start, broker, 1))
     assert result(coordinator)["rounds"] == 4
-    assert result(agents[0], 60)["reason"] == "the run is over"
-    assert result(agents[2], 60)["reason"] == "the run is over"
+    assert result(agents[0])["reason"] == "the run is over"
+    assert result(agents[2])["reason"] == "the run is over"
 
 
 @pytest.mark.slow
@@ -234,7 +235,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) 
     children = Path(f"/proc/{agents[0].pid}/task/{agents[0].pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
     assert result(coordinator)["rounds"] == 2
-    assert result(agents[0], 60)["reason"] == "the run is over"
+    assert result(agents[0])["reason"] == "the run is over"
 
 
 @pytest.mark.slow
@@ -273,7 +274,7 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
     local = result(start(*WITHOUT_TORCH, "infer", "--model", path, "x.npy", "--format", "json"))
     assert local["answers"] == fetched["answers"]
     wrong = start(*WITHOUT_TORCH, "infer", "--model", path, "--sha256", "0" * 64, "x.npy")
-    wrong.communicate(timeout=60)
+    wrong.communicate(timeout=PATIENCE)
     assert wrong.returncode == 8
 
 
@@ -339,7 +340,7 @@ def test_devices_are_surveyed_over_the_broker(
     told = result(coordinator)
     assert told["rounds"] == 1
     for process in agents:
-        assert result(process, 60)["updates"] == 1
+        assert result(process)["updates"] == 1
     store = Store.open(tmp_path / "runs", "asked", read_only=True)
     assert {e.outcome for e in store.read_entries(1)} == {"folded"}
     store.close()

@@ -27,7 +27,7 @@ from federated.wire import tensors
 from federated.wire.release_messages import Serving
 from tests.support.memory_federation import RUN, Member, digits, federate
 from tests.support.processes import WITHOUT_TORCH, Start, read_address
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker]
 SMALL = "w1-d1.1.1"
@@ -226,7 +226,7 @@ def agent(tmp_path: Path, broker: str, start: Start) -> Iterator[str]:
     )
     yield read_address(log)
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, log.read_text()
     assert "Traceback" not in log.read_text()
 

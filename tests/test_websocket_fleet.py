@@ -31,7 +31,7 @@ def test_a_fleet_trains_over_websockets_through_a_proxy(tmp_path: Path, start: S
         ]
         assert result(coordinator)["rounds"] == 2
         for process in agents:
-            left = result(process, 60)
+            left = result(process)
             assert (left["reason"], left["updates"]) == ("the run is over", 2)
         passed = proxy.passed
     assert set(proxy.asked) == {"broker.invalid:80"}

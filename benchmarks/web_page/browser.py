@@ -12,10 +12,11 @@ from typing import Any
 
 from federated.errors import ConfigError
 
-__all__ = ["find_chromium", "open_chromium", "sign_in"]
+__all__ = ["LONGEST_WAIT", "find_chromium", "open_chromium", "sign_in"]
 
 PROGRAMS = ("chromium", "chromium-browser")
-SIGN_IN_TIMEOUT = 60_000  # milliseconds
+# milliseconds until a page shows something; a busy machine takes minutes, Playwright waits for 30 s
+LONGEST_WAIT = 200_000
 
 
 def find_chromium() -> str | None:
@@ -48,13 +49,14 @@ def sign_in(page: Any, url: str, token: str) -> None:
     """Open the list of runs or a view of one, and sign in if the page asks for the token. url: with
     the view.
     """
+    page.set_default_timeout(LONGEST_WAIT)
     page.goto(url)
     views = page.get_by_role("navigation", name="Views").or_(
         page.get_by_role("region", name="Runs")
     )
     field = page.get_by_label("Token")
-    views.or_(field).first.wait_for(timeout=SIGN_IN_TIMEOUT)
+    views.or_(field).first.wait_for()
     if field.is_visible():
         field.fill(token)
         page.get_by_role("button", name="Sign in").click()
-        views.wait_for(timeout=SIGN_IN_TIMEOUT)
+        views.wait_for()

@@ -13,7 +13,7 @@ from coordinator.broker.local_addresses import find_free_port
 from tests.support.brokers import needs_mosquitto
 from tests.support.connection_flood import open_silent, start_flood
 from tests.support.processes import AGENT, COORDINATOR, Start
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [
     pytest.mark.processes,
@@ -53,7 +53,7 @@ def test_a_device_enrols_and_a_run_finishes_during_a_flood(
         ).stdout.strip()
         agent = start(*AGENT, "join", "--token", token, "--spool", str(tmp_path / "spool"))
         assert coordinator.wait(200) == 0, log.read_text()
-        assert agent.wait(60) == 0, (tmp_path / "1.err").read_text()
+        assert agent.wait(PATIENCE) == 0, (tmp_path / "1.err").read_text()
         print(f"{flood.connections} connections during the run")
     lines = (tmp_path / "runs" / "r" / "log.jsonl").read_text().splitlines()
     assert not [line for line in lines if json.loads(line)["level"] == "ERROR"]

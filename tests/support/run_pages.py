@@ -148,13 +148,13 @@ def ask(page: Any, command: str, answer: str = "", token: str = TOKEN, /, **chos
         (field.select_option if is_list else field.fill)(value)
     dialog.get_by_label("Token").fill(token)
     dialog.get_by_role("button", name=command, exact=True).click()
-    page.get_by_text(answer or f"{command}: requested.").first.wait_for(timeout=100_000)
+    page.get_by_text(answer or f"{command}: requested.").first.wait_for()
 
 
 def read_table(page: Any, title: str) -> list[dict[str, str]]:
     """Return the rows of a table on the page, each with the titles of its columns."""
     table = page.get_by_role("region", name=f"Table: {title}").get_by_role("table")
-    table.wait_for(timeout=60_000)
+    table.wait_for()
     head, *rows = (
         [cell.inner_text() for cell in row.locator("th, td").all()]
         for row in table.locator("tr").all()

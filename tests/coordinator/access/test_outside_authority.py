@@ -43,7 +43,7 @@ from tests.support.outside_authority import Company
 from tests.support.processes import AGENT, Start, result, wait_for_words
 from tests.support.processes import COORDINATOR as START
 from tests.support.strangers import wait_for_failure
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -420,4 +420,4 @@ def test_a_fleet_trains_with_certificates_of_a_company(
     agent = start(*AGENT, "join", "--broker", url, "--spool", "spool", "--format", "json")
     ended = result(agent)
     assert (ended["agent"], ended["updates"]) == ("pi", 2)
-    assert coordinator.wait(60) == 0
+    assert coordinator.wait(PATIENCE) == 0

@@ -64,7 +64,7 @@ def test_agents_find_a_run_and_finish_its_rounds(
         for i in range(2)
     ]
     assert result(coordinator, 240)["rounds"] == 2
-    assert [result(agent, 60)["updates"] for agent in agents] == [2, 2]
+    assert [result(agent)["updates"] for agent in agents] == [2, 2]
     told = (tmp_path / "0.err").read_text()
     said = "retained messages do not reach a subscription with a wildcard"
     assert (said in told) == ("wildcards" in MISSING.get(kind, {}))

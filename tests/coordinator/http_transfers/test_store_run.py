@@ -15,6 +15,7 @@ pytest.importorskip("botocore")
 from benchmarks.faults.parts.object_store import BUCKET, CREDENTIALS, SECRET, Way, run_store
 from tests.support.object_stores import needs_store
 from tests.support.processes import AGENT, COORDINATOR, Running, Start, result, wait_for_words
+from tests.support.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,12 +53,12 @@ def test_a_fleet_goes_on_after_everything_failed(tmp_path: Path, start: Start, b
         assert way.held.wait(300), "an update is under way"
         for one in killed:
             one.send_signal(signal.SIGKILL)
-            one.wait(60)
+            one.wait(PATIENCE)
         way.holding = False
         agents = start_agents(start, broker)
         assert wait_for_words(coordinator, log, "round 1 took", 300)
         coordinator.send_signal(signal.SIGKILL)
-        coordinator.wait(60)
+        coordinator.wait(PATIENCE)
         way.breaking = b"/weights/"
         resume = [*COORDINATOR, "start", *named, "--resume", "--format", "json"]
         coordinator = start(*resume, variables=CREDENTIALS)
@@ -65,7 +66,7 @@ def test_a_fleet_goes_on_after_everything_failed(tmp_path: Path, start: Start, b
         way.away = False
         assert result(coordinator, 300)["rounds"] == 3
         for process in agents:
-            result(process, 60)
+            result(process)
         assert server.list_objects() == []
     record = b"".join(one.read_bytes() for one in (tmp_path / "runs").rglob("*") if one.is_file())
     assert b"endpoint" in record
@@ -90,5 +91,5 @@ def test_a_store_that_cannot_be_used_ends_the_coordinator(
             place = ["--set", f"http.store={store}", "--set", f"http.endpoint={server.endpoint}"]
             command = [*COORDINATOR, "start", "--broker", broker, *TRIAL, *place]
             process = start(*command, variables=variables)
-            assert process.wait(120) == 3
+            assert process.wait(PATIENCE) == 3
             assert why in (tmp_path / f"{number}.err").read_text()

@@ -97,7 +97,7 @@ def test_two_browsers_and_two_pytorch_agents_learn_digits(
     eventually(train_long_enough, PATIENCE)
     assert count_right_answers(pages[1]) >= 8
     control_requests.send_request(tmp_path / "runs" / RUN, "stop")
-    assert process.wait(120) == 0
+    assert process.wait(PATIENCE) == 0
     assert read_last_accuracy(tmp_path / "runs", RUN) >= GOAL
 
 

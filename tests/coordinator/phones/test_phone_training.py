@@ -66,7 +66,7 @@ def test_browsers_learn_what_a_simulation_learns(
     for page in pages:
         page.get_by_text("Finished").wait_for(timeout=PATIENCE * 1000)
         assert find_violations(page) == []
-    assert process.wait(120) == 0
+    assert process.wait(PATIENCE) == 0
     losses, tensors = read_results(tmp_path / "runs", RUN)
     wanted, trained = read_results(tmp_path / "runs", "s")
     for index, page in enumerate(pages):

@@ -58,7 +58,7 @@ def test_a_phone_transfers_over_http(
         page.route("**/*", fail_once)
         phone_pages.join(page)
         page.get_by_text("Finished").wait_for(timeout=PATIENCE * 1000)
-        assert process.wait(120) == 0
+        assert process.wait(PATIENCE) == 0
         assert {"GET", "PUT"} <= asked
         sent = page.locator("summary").all_inner_texts()
         assert [text for text in sent if text.startswith("upload: ")]

@@ -35,6 +35,7 @@ from federated.wire.release_messages import Serving, Version
 from models.given_objects import give
 from tests.support.memory_federation import RUN, Member, digits, federate
 from tests.support.processes import COORDINATOR, Start
+from tests.support.waiting import PATIENCE
 
 pytest.importorskip("matplotlib")
 
@@ -284,7 +285,7 @@ def test_the_command_in_the_page_repeats_a_simulation(tmp_path: Path, start: Sta
         environment = {**os.environ, **paths}
         subprocess.run(["bash", "-ec", text], cwd=tmp_path, env=environment, check=True)
 
-    assert start(*COORDINATOR, "simulate", "tiny.toml", "--seeds", "4").wait(120) == 0
+    assert start(*COORDINATOR, "simulate", "tiny.toml", "--seeds", "4").wait(PATIENCE) == 0
     page = report(tmp_path, "tiny-seed4")
     (commands,) = re.findall(r"<pre><code>(.*?)</code></pre>", page.source, re.DOTALL)
     shell(html.unescape(commands))

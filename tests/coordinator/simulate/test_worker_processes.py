@@ -17,6 +17,7 @@ import pytest
 
 from coordinator.simulate import worker_processes
 from coordinator.simulate.device_data import DataSource
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="needs /proc to inspect processes"
@@ -123,7 +124,7 @@ def test_only_a_process_without_threads_is_forked(monkeypatch, threads, method):
 def test_a_killed_worker_ends_the_run_with_an_error(started):
     process, trained = started
     os.kill(trained[0], signal.SIGKILL)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=PATIENCE)
     assert "error: a worker process was killed" in said
     assert "Traceback" not in said
     assert process.returncode == 1
@@ -132,7 +133,7 @@ def test_a_killed_worker_ends_the_run_with_an_error(started):
 def test_ctrl_c_stops_long_training_at_once(started):
     process, trained = started
     os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=PATIENCE)
     assert said.endswith("interrupted\n"), "a simulation stores whole rounds, and none has ended"
     assert "Traceback" not in said
     assert process.returncode == 130

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.web_page.browser import sign_in
+from benchmarks.web_page.browser import LONGEST_WAIT, sign_in
 from coordinator.cli.main import main
 from coordinator.observe.now_json import TaskCourse
 from coordinator.store.control_requests import read_requests
@@ -31,7 +31,7 @@ from tests.support.run_pages import (
     read_table,
     start_run,
 )
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.broker, needs_page]
 # the first line of the overview; devices are "asked in round 3" even after the coordinator crashed
@@ -51,7 +51,7 @@ def test_a_run_is_shown_paused_killed_and_resumed(
 
     ask(page, "Pause")
     assert read_requests(tmp_path / "runs" / RUN).paused
-    page.get_by_text("Paused after round").wait_for(timeout=60_000)
+    page.get_by_text("Paused after round").wait_for()
     shown = json.loads(page.evaluate("fetch('/api/runs/seen/status').then(r => r.text())"))
     told = print_json(tmp_path / "runs", "status")
     for key in ("rounds_done", "state", "bytes_up", "bytes_down", "scores", "requests"):
@@ -74,15 +74,15 @@ def test_a_run_is_shown_paused_killed_and_resumed(
     check_costs(open_page(browser, server, errors, "devices"), tmp_path / "runs")
 
     ask(page, "Resume")
-    page.get_by_text(IN_ROUND).wait_for(timeout=60_000)
+    page.get_by_text(IN_ROUND).wait_for()
     coordinator.send_signal(signal.SIGKILL)
-    page.get_by_text("crashed or was killed").wait_for(timeout=60_000)
+    page.get_by_text("crashed or was killed").wait_for()
     resumed = start_run(start, "--broker", broker, "--resume")
     # until it reads requests, it deletes those to an earlier coordinator
     assert wait_for_words(resumed, tmp_path / "3.err", " of 500: ")
-    page.get_by_text(IN_ROUND).wait_for(timeout=90_000)
+    page.get_by_text(IN_ROUND).wait_for()
     ask(page, "Stop")
-    page.get_by_text("Stopped.").wait_for(timeout=90_000)
+    page.get_by_text("Stopped.").wait_for()
     assert errors == []
 
 
@@ -124,7 +124,7 @@ def test_the_round_under_way_is_shown_and_a_device_pinned(
     address = f"{server.url}/#/{held.name}"
     sign_in(page, f"{address}/round", TOKEN)
     chart = page.get_by_role("img", name="Stages of each device's task")
-    chart.wait_for(timeout=60_000)
+    chart.wait_for()
     drawn = chart.text_content()
     assert all(word in drawn for word in ("a0", "a1", "a0 trains", "a1: folded", "\u2713"))
     page.get_by_text("The next lease ends after 30.0 s.").wait_for()
@@ -137,7 +137,7 @@ def test_the_round_under_way_is_shown_and_a_device_pinned(
     courses = tuple(TaskCourse("a1", name, (("fetch", 0.0),)) for name in submodels)
     change_now(held, courses=courses)
     page.get_by_role("button", name="Table").click()
-    page.get_by_text("a1 w0.25-d4.4.4").wait_for(timeout=60_000)
+    page.get_by_text("a1 w0.25-d4.4.4").wait_for()
 
     page.goto(f"{address}/devices")
     ask(page, "Pin a submodel", "a1 gets w0.25-d4.4.4", Agent="a1", Submodel="w0.25-d4.4.4")
@@ -148,7 +148,7 @@ def test_the_round_under_way_is_shown_and_a_device_pinned(
     page.keyboard.press("Escape")
 
     page.goto(f"{address}/network?agent=a0")  # a permanent link with a choice
-    page.get_by_role("heading", name="trained by a0").wait_for(timeout=60_000)
+    page.get_by_role("heading", name="trained by a0").wait_for()
     with page.expect_download() as saved:
         page.get_by_role("button", name="CSV").last.click()
     lines = Path(saved.value.path()).read_text().splitlines()
@@ -167,7 +167,7 @@ def test_every_view_is_accessible_and_loads_nothing_from_elsewhere(
     coordinator = start_run(start, "--broker", broker, "--rounds", "2")
     for index in range(2):
         start(*AGENT, "join", "--broker", broker, "--name", f"a{index}", "--wait", "120")
-    assert coordinator.wait(120) == 0
+    assert coordinator.wait(PATIENCE) == 0
     asked, violations = set[str](), list[str]()
 
     def check(page: Any, what: str) -> None:
@@ -180,17 +180,18 @@ def test_every_view_is_accessible_and_loads_nothing_from_elsewhere(
         viewport = {"width": size[0], "height": size[1]}
         context = browser.new_context(viewport=viewport, color_scheme=scheme, bypass_csp=True)
         page = context.new_page()
+        page.set_default_timeout(LONGEST_WAIT)
         page.on("request", lambda request: asked.add(request.url))
         page.goto(f"{server.url}/#/?run={RUN}")
-        page.get_by_label("Token").wait_for(timeout=60_000)
+        page.get_by_label("Token").wait_for()
         check(page, f"sign-in {scheme}")
         page.get_by_label("Token").fill(TOKEN)
         page.get_by_role("button", name="Sign in").click()
-        page.get_by_role("heading", name="Accuracy of each run").wait_for(timeout=60_000)
+        page.get_by_role("heading", name="Accuracy of each run").wait_for()
         check(page, f"runs {scheme}")
         for view in VIEWS:
             page.goto(f"{server.url}/#/{RUN}/{view}")
-            page.get_by_role("navigation", name="Views").wait_for(timeout=60_000)
+            page.get_by_role("navigation", name="Views").wait_for()
             check(page, f"{view} {scheme}")
             for button in page.get_by_role("button", name="Table").all():
                 button.click()

@@ -120,11 +120,11 @@ def test_a_run_is_released_promoted_and_rolled_back(
         dialog = page.get_by_role("dialog")
         dialog.get_by_label("Despite reasons against it").check()
         dialog.get_by_role("button", name="Release").click()
-        page.get_by_text("1 of 2 agents first: a1").wait_for(timeout=100_000)
+        page.get_by_text("1 of 2 agents first: a1").wait_for()
         ask(page, "Promote", "is not promoted", Broker=broker)
         dialog.get_by_label("Despite reasons against it").check()
         dialog.get_by_role("button", name="Promote").click()
-        page.get_by_text("stable: for all agents").wait_for(timeout=60_000)
+        page.get_by_text("stable: for all agents").wait_for()
         ask(page, "Collect reports", "(round 1)", Broker=broker)
         ask(page, "Roll back", "nothing to roll back to", Broker=broker)
         page.keyboard.press("Escape")
@@ -151,6 +151,6 @@ def test_a_command_is_given_by_keyboard_alone(browser: Any, server: Any, tmp_pat
         page.keyboard.press("Enter")
         page.keyboard.type(TOKEN)
         page.keyboard.press("Enter")
-        page.get_by_text("Pause: requested.").wait_for(timeout=30_000)
+        page.get_by_text("Pause: requested.").wait_for()
         assert read_requests(folder).paused
     assert errors == []

@@ -57,13 +57,13 @@ def test_the_lease_and_the_deadline_are_drawn_at_their_seconds(
     """The deadline is a line once it is near enough for the axis; before, it is text."""
     errors = list[str]()
     page = open_page(browser, server, errors, "round", held.name)
-    page.get_by_text("The phase ends at the latest after 60.0 s.").wait_for(timeout=60_000)
+    page.get_by_text("The phase ends at the latest after 60.0 s.").wait_for()
     assert page.evaluate(DRAWN)["deadline"] == []
     assert page.get_by_text("the deadline").count() == 0
 
     course = TaskCourse("a0", "w0.5-d4.4.4", (("fetch", 0.0), ("train", 1.5)), 40.0)
     change_now(held, courses=(course,), elapsed=25.0)
-    page.get_by_text("the deadline").wait_for(timeout=60_000)
+    page.get_by_text("the deadline").wait_for()
     assert page.locator("svg .deadline title").text_content() == "deadline: 60.0 s"
     drawn = page.evaluate(DRAWN)
     ticks = {float(text.removesuffix(" s")): x for text, x in drawn["ticks"]}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.web_page.browser import sign_in
+from benchmarks.web_page.browser import LONGEST_WAIT, sign_in
 from coordinator.built_page import find_page
 from coordinator.store.run_store import Store
 from coordinator.views.run_status import describe_status
@@ -50,8 +50,8 @@ FEDAVG = {
 def open_view(page: Any, server: Any, run: str, view: str) -> None:
     """Open a view by its link, and wait until it is complete."""
     page.goto(f"{server.url}/#/{run}/{view}")
-    page.locator(f'nav [aria-current][href$="/{view}"]').wait_for(timeout=60_000)
-    page.locator("main section.card").first.wait_for(timeout=60_000)
+    page.locator(f'nav [aria-current][href$="/{view}"]').wait_for()
+    page.locator("main section.card").first.wait_for()
     eventually(lambda: "Loading" not in page.locator("main").inner_text())
 
 
@@ -86,6 +86,7 @@ def test_on_a_small_phone_only_tables_scroll_sideways(
 ) -> None:
     context = browser.new_context(viewport=NARROW, is_mobile=True, has_touch=True)
     page, wide = context.new_page(), list[str]()
+    page.set_default_timeout(LONGEST_WAIT)
 
     def check(what: str) -> None:
         outer = page.evaluate("document.documentElement.scrollWidth")
@@ -93,11 +94,11 @@ def test_on_a_small_phone_only_tables_scroll_sideways(
             wide.append(f"{what}: {outer} pixels")
 
     page.goto(f"{server.url}/#/?run={held.name}")
-    page.get_by_label("Token").wait_for(timeout=60_000)
+    page.get_by_label("Token").wait_for()
     check("sign-in")
     page.get_by_label("Token").fill(TOKEN)
     page.get_by_role("button", name="Sign in").click()
-    page.get_by_role("heading", name="Accuracy of each run").wait_for(timeout=60_000)
+    page.get_by_role("heading", name="Accuracy of each run").wait_for()
     check("runs")
     for view in VIEWS:
         open_view(page, server, held.name, view)

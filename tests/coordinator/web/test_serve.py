@@ -18,7 +18,7 @@ from coordinator.cli.main import main
 from federated.errors import ConfigError
 from tests.support.processes import AGENT, COORDINATOR, Running, Start
 from tests.support.run_pages import start_run
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytest.importorskip("starlette")
 
@@ -157,7 +157,7 @@ def test_a_run_does_not_wait_for_a_page_that_hangs(start: Start, broker: str) ->
     server.suspend()
     for index in range(2):
         start(*AGENT, "join", "--broker", broker, "--name", f"a{index}", "--wait", "120")
-    assert coordinator.wait(120) == 0
+    assert coordinator.wait(PATIENCE) == 0
     assert not server.is_running()
 
 

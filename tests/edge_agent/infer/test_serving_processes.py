@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytest.importorskip("uvicorn")
 
@@ -148,7 +148,7 @@ def test_no_request_is_lost_during_releases_failures_and_rollbacks(
     }
     assert state(url)["failed"] == 0
     agent.send_signal(signal.SIGTERM)
-    out, _ = agent.communicate(timeout=60)
+    out, _ = agent.communicate(timeout=PATIENCE)
     assert agent.returncode == 0
     told = json.loads(out.splitlines()[-1])
     assert told["answered"] == len(hammer.answers)
@@ -181,7 +181,7 @@ def test_a_folder_is_served_without_a_broker(tmp_path: Path, start: Start) -> No
     agent = serve(start, "--model", str(version(tmp_path, 1)), "--serve", "127.0.0.1:0")
     assert ask(read_address(tmp_path / "0.err"))["answers"][0]["name"] == "name 1"
     agent.send_signal(signal.SIGINT)
-    assert agent.wait(60) == 0
+    assert agent.wait(PATIENCE) == 0
 
 
 def test_requests_are_answered_over_a_real_broker(
@@ -229,7 +229,7 @@ def test_startup_error_is_one_line_and_exit_code(
     tmp_path: Path, start: Start, flags: list[str], code: int, words: str
 ) -> None:
     agent = serve(start, *flags)
-    agent.communicate(timeout=60)
+    agent.communicate(timeout=PATIENCE)
     lines = (tmp_path / "0.err").read_text().splitlines()
     assert agent.returncode == code
     assert lines[-1].startswith("error: ")

@@ -26,7 +26,7 @@ from tests.support.brokers import is_listening, needs_mosquitto, read_port
 from tests.support.memory_federation import RUN, Federation, Member, digits, federate
 from tests.support.processes import AGENT, Running, Start
 from tests.support.proxy import Proxy
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [
     pytest.mark.broker,
@@ -153,14 +153,14 @@ def test_a_second_agent_with_the_same_name_and_spool_exits_and_the_first_stays(
     first = stage.join(read_port(broker))
     eventually(lambda: "joined run" in stage.read_messages(0))
     second = stage.join(read_port(broker))
-    assert second.wait(60) == 7
+    assert second.wait(PATIENCE) == 7
     stage.going.set()
     assert (
         "in use by another agent of this name: give each agent its own --name, or its own --spool"
         in stage.read_messages(1)
     )
     assert stage.end() == {"a0": "folded", "a1": "folded"}
-    out, _ = first.communicate(timeout=60)
+    out, _ = first.communicate(timeout=PATIENCE)
     assert json.loads(out.splitlines()[-1])["updates"] == 1
 
 
@@ -184,7 +184,7 @@ def test_of_two_agents_with_one_name_one_leaves_with_a_reason_and_the_others_upd
         assert "(--name)" in stage.read_messages(gone)
         stage.going.set()
         assert stage.end() == {"a0": "folded", "a1": "folded"}
-        out, _ = both[1 - gone].communicate(timeout=60)
+        out, _ = both[1 - gone].communicate(timeout=PATIENCE)
         assert json.loads(out.splitlines()[-1])["reason"] == "the run is over"
     finally:
         slow.close()

@@ -17,6 +17,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.links.catalogue import open_link
 from models.named_network import network
 from tests.support.processes import AGENT, Start, result
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.broker, pytest.mark.processes]
 
@@ -88,5 +89,5 @@ def test_the_bytes_follow_the_runs_codec(show_dry_run: Show) -> None:
 
 def test_a_dry_run_without_graphs_names_the_trainer_that_needs_none(start: Start) -> None:
     process = start(*AGENT, "join", "--dry-run", "--trainer", "onnx", "--data", "digits")
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import AGENT, COORDINATOR, Running, Start, wait_for_words
+from tests.support.waiting import PATIENCE
 
 QUICK = ["train.steps=1", "evaluate.every=1000", "evaluate.between=false", "evaluate.devices=false"]
 
@@ -40,11 +41,11 @@ def test_an_agent_pauses_when_its_budget_is_used_up(
     agent = join()
     assert wait_for_words(agent, tmp_path / "1.out", reason)
     agent.send_signal(signal.SIGINT)
-    assert agent.wait(60) == 0
+    assert agent.wait(PATIENCE) == 0
     file = tmp_path / "state" / f"{when.partition('<')[0]}.json"
     (used,) = json.loads(file.read_text()).values()
     assert used >= limit
     agent = join()
     assert wait_for_words(agent, tmp_path / "2.out", reason)
     agent.send_signal(signal.SIGINT)
-    assert agent.wait(60) == 0
+    assert agent.wait(PATIENCE) == 0

@@ -14,7 +14,7 @@ from edge_agent.join.training_process_control import Calibrated, Order, Worker
 from federated.device.profile_file import read, select_profile
 from federated.errors import MissingExtra
 from tests.support.processes import AGENT, Start
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_training")]
 
@@ -175,7 +175,7 @@ def test_errors_of_the_training_process_take_one_line(
     start: Start, tmp_path: Path, words: list[str], code: int, said: str
 ) -> None:
     process = start(*AGENT, "profile", *words)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert said in (error := (tmp_path / "0.err").read_text().splitlines()[-1])
     assert error.startswith("error: ")
     assert process.returncode == code
@@ -188,7 +188,7 @@ def test_a_profile_that_is_terminated_leaves_no_files(start: Start, tmp_path: Pa
     process = start(*command, variables=places)
     eventually(lambda: (tmp_path / "0.out").read_text().startswith("board"))
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     err = (tmp_path / "0.err").read_text()
     assert process.returncode == 130
     # above it, a busy machine has a line on measurements that are not cached

@@ -24,6 +24,7 @@ from models.menu import menu
 from models.named_network import network
 from tests.support.processes import COORDINATOR, Start, wait_for_words
 from tests.support.small_tasks import PYTORCH
+from tests.support.waiting import PATIENCE
 
 JOB = Job("a", "digits", None, "0/8", "iid", 0, "cpu", "", Limits(), trainer="auto")
 NETWORK = network("mlp", (1, 8, 8), 10)
@@ -119,7 +120,7 @@ def test_a_run_that_refuses_the_chosen_trainer_is_joined_with_pytorch(
     assert wait_for_words(process, tmp_path / "0.err", "agents join with")
     request = JoinRequest(JOB, f"127.0.0.1:{port}", None, 60.0, tmp_path / "spool")
     end = join(request, threading.Event(), said.append)
-    process.communicate(timeout=120)
+    process.communicate(timeout=PATIENCE)
     assert (end.refused, end.updates, process.returncode) == (False, 1, 0)
     (again,) = [
         line for line in said if line.startswith("joining again with the trainer 'pytorch'")
