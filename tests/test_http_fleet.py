@@ -32,23 +32,12 @@ def test_a_group_of_a_fleet_with_certificates_transfers_over_https(
     )
     assert wait_for_words(coordinator, tmp_path / "0.err", "https://127.0.0.1:")
     agents = []
-<<<<<<< Updated upstream
     for i, group in ((2, []), (0, ["--group", "eu"]), (1, ["--group", "eu"])):
         enrol = start(*COORDINATOR, "enroll", f"a{i}", *group, "--host", "127.0.0.1", variables=pki)
-        token, _ = enrol.communicate(timeout=90)
-=======
-    for i in range(2):
-        enrol = start(*COORDINATOR, "enroll", f"a{i}", "--host", "127.0.0.1", variables=pki)
         token, _ = enrol.communicate(timeout=PATIENCE)
->>>>>>> Stashed changes
         (file := tmp_path / f"token{i}").write_text(token)
         state = {"ESPALIER_STATE": str(tmp_path / f"device{i}")}
         join = ["join", "--token-file", str(file), "--label", "eu", "--format", "json"]
         agents.append(start(*AGENT, *join, variables=state))
     assert result(coordinator, 240)["rounds"] == 2
-<<<<<<< Updated upstream
-    assert [result(process, 60)["updates"] for process in agents] == [0, 2, 2]
-=======
-    for process in agents:
-        assert result(process)["updates"] == 2
->>>>>>> Stashed changes
+    assert [result(process)["updates"] for process in agents] == [0, 2, 2]
