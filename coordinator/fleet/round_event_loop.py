@@ -255,9 +255,8 @@ class RoundEventLoop:
             return self._updates.pop(key)
         path = self.inbox.path(key)
         try:
-            if key not in self._verified and (
-                problem := find_problem(path, self.round.tasks[key].digest)
-            ):
+            known = key in self._verified or self.inbox.local
+            if not known and (problem := find_problem(path, self.round.tasks[key].digest)):
                 raise Malformed(f"{path} {problem}")
             return self._read(self.round.tasks[key].task, path, collector)
         except (OSError, ValueError, WireError) as error:

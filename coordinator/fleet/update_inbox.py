@@ -223,6 +223,11 @@ class Inbox:
         return transfer.offer, path
 
     @property
+    def local(self) -> bool:
+        """Whether agents are in this process, so that files need not be verified."""
+        return self._urls is not None and self._urls.local
+
+    @property
     def _shared(self) -> bool:
         return self._urls is not None and self._urls.shared
 
@@ -406,7 +411,7 @@ class Inbox:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         over_http = self._urls is not None and manifest.size > self._urls.above
         if over_http and key not in self._chunked:
-            return UploadedFile(manifest, path, sync=self._sync)
+            return UploadedFile(manifest, path, sync=self._sync, verify=not self.local)
         if self.workers is not None:
             return WorkerTransfer(manifest, path, self.workers, key.agent, self.checks.get(key))
         return PartialFile(manifest, path, limit=manifest.size, sync=self._sync)

@@ -40,7 +40,7 @@ CHECK_EXPIRY = 60
 class StoreTransfers:
     """The transfers of a run through a store (`Transfers`)."""
 
-    shared = True
+    shared, local = True, False
 
     def __init__(
         self,

@@ -52,6 +52,12 @@ class Transfers(Protocol):
     def shared(self) -> bool:
         """Whether others than its agent may replace what is uploaded, before it is here."""
 
+    @property
+    def local(self) -> bool:
+        """Whether agents are on this machine, in this process, so that what they upload need not be
+        verified.
+        """
+
 
 @dataclass(frozen=True)
 class TransferUrls:
@@ -68,6 +74,10 @@ class TransferUrls:
 
     @property
     def shared(self) -> bool:
+        return False
+
+    @property
+    def local(self) -> bool:
         return False
 
     @property

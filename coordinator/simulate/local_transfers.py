@@ -31,6 +31,10 @@ class LocalTransfers:
     def shared(self) -> bool:
         return False
 
+    @property
+    def local(self) -> bool:
+        return True
+
     def find_weights(self, sha256: str) -> str:
         return str(self.spool / f"{sha256}.weights")
 

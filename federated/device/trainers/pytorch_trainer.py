@@ -116,9 +116,9 @@ class PyTorchTrainer:
                 yield net, tensors
             return
         cached = self.device == "cuda"
-        net = deepcopy(build_once(submodel, seed)) if cached else build_arranged(submodel, seed)
+        net = deepcopy(build_on_gpu(submodel, seed)) if cached else build_arranged(submodel, seed)
         copy_weights(start.weights, net.state_dict())
-        yield net.to(self.device), None
+        yield net, None
 
     def survey(self, run: Run, data: Examples, memory: int) -> dict[str, Any]:
         if run.network is None or not run.menu:
@@ -192,7 +192,7 @@ class PyTorchNetwork:
         trained = {name: state[name] for name in dict.fromkeys((*names, *recipe.keep))}
         return TrainingResult(
             # copies, since calibration and further training write to the network's own tensors
-            {name: np.array(value.cpu().numpy(), order="C") for name, value in trained.items()},
+            {name: copy_to_array(value) for name, value in trained.items()},
             loss,
             session.step,
             to_arrays(session.sent),
@@ -228,11 +228,11 @@ def has_plain_hooks(start: Start) -> bool:
 
 
 @lru_cache(maxsize=8)
-def build_once(submodel: Submodel, seed: int) -> nn.Module:
-    """Return an initial network, which callers must not change. Copying it is faster than drawing
-    its weights.
+def build_on_gpu(submodel: Submodel, seed: int) -> nn.Module:
+    """Return an initial network on the GPU, which callers must not change. Copying it is faster
+    than drawing its weights.
     """
-    return build_arranged(submodel, seed)
+    return build_arranged(submodel, seed).to("cuda")
 
 
 def build_arranged(submodel: Submodel, seed: int = 0) -> nn.Module:
@@ -240,9 +240,20 @@ def build_arranged(submodel: Submodel, seed: int = 0) -> nn.Module:
 
 
 def copy_weights(weights: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> None:
-    """Copy arrays into the tensors of a network on the CPU."""
+    """Copy arrays, which may be read-only, into the tensors of a network."""
     for name, value in weights.items():
-        np.copyto(tensors[name].numpy(), value)
+        if tensors[name].is_cuda:
+            tensors[name].copy_(torch.from_numpy(np.array(value)))
+        else:
+            np.copyto(tensors[name].numpy(), value)
+
+
+def copy_to_array(value: Tensor) -> Array:
+    """Return a contiguous copy of a tensor."""
+    if value.is_cuda:  # whose layout a GPU changes faster
+        found: Array = value.contiguous().cpu().numpy()
+        return found
+    return np.array(value.numpy(), order="C")
 
 
 def to_arrays(values: Mapping[str, Tensor]) -> dict[str, Array]:
