@@ -193,23 +193,29 @@ def go_back(device: Device, unit: str, say: Say) -> dict[str, str]:
                 f"there is no earlier environment to go back to: this device left {back.name} "
                 f"before ({why}); to return to it, install it again with edge-agent update"
             )
-        old = return_to_previous(places, unit, say)
-        with explain_os_errors(StoreError, f"cannot write to {places.root}"):
-            places.refuse(old.name, "its owner went back")
+        return_to_previous(places, unit, say, "its owner went back")
     return describe(places)
 
 
-def return_to_previous(places: Environments, unit: str, say: Say) -> Path:
-    """Return to the previous environment, restart the service if one is named, and return the
-    environment that was left. Raises UsageError, ConfigError.
+def return_to_previous(places: Environments, unit: str, say: Say, reason: str = "") -> None:
+    """Return to the previous environment, and restart the service if one is named. Raises
+    UsageError, ConfigError, StoreError.
+
+    reason: recorded of the environment that is left, so that `go_back` does not return to it;
+    empty: it may.
     """
     back, old = places.roll_back()
     say(f"went back from {old.name} to {back.name}")
-    if unit:
-        restart(unit)
-    else:
-        say("restart the agent's service to use it")
-    return old
+    try:
+        if unit:
+            restart(unit)
+        else:
+            say("restart the agent's service to use it")
+    finally:
+        with explain_os_errors(StoreError, f"cannot write to {places.root}"):
+            places.accept(back.name)
+            if reason:
+                places.refuse(old.name, reason)
 
 
 def count_start(device: Device, say: Say) -> dict[str, str]:

@@ -38,6 +38,8 @@ from federated.wire.release_messages import Installed, Software
 __all__ = ["Decision", "Held", "decide", "follow"]
 
 LOWEST = Version("0.dev0")
+# why a version was left that the run rolled back: unlike others, the run may want it again
+WITHDRAWN = "the run rolled it back"
 TIMEOUT = 300.0  # seconds for a question, which a slow board asks within a minute
 
 
@@ -62,24 +64,26 @@ class Decision:
 
     step: nothing; install it; go back to the previous environment; or refuse it.
     reason: why, in words.
+    leaving: why this device must not return to the version that it leaves; empty: it may.
     """
 
     step: Literal["nothing", "install", "return", "refuse"]
     reason: str = ""
+    leaving: str = ""
 
 
 def decide(wanted: Software | None, withdrawn: str, held: Held) -> Decision:
     """Decide what this device does about the wanted version."""
     if held.current == withdrawn and (wanted is None or wanted.name != withdrawn):
         if held.previous and held.previous not in held.refused:
-            return Decision("return", f"{withdrawn} was rolled back")
+            return Decision("return", f"{withdrawn} was rolled back", WITHDRAWN)
         return Decision("refuse", f"{withdrawn} was rolled back, and there is no other one here")
     if wanted is None:
         return Decision("nothing", "the run wants no particular version")
     if wanted.name == held.current:
         return Decision("nothing", f"{wanted.name} is installed")
-    if wanted.name in held.refused:
-        return Decision("refuse", held.refused[wanted.name])
+    if (left := held.refused.get(wanted.name, WITHDRAWN)) != WITHDRAWN:
+        return Decision("refuse", left)
     if wanted.name == held.previous:
         return Decision("return", f"the run wants {wanted.name}")
     if order(wanted.release) < order(held.release):
@@ -137,7 +141,7 @@ def carry_out(
         update(replace(request, source=wanted.release, sha256=wanted.sha256), say)
     elif decision.step == "return":
         with hold_lock(places.root):
-            return_to_previous(places, request.unit, say)
+            return_to_previous(places, request.unit, say, decision.leaving)
 
 
 def describe_device(answer: Answer, held: Held, reason: str, *, refused: bool) -> Installed:

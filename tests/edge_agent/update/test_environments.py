@@ -14,7 +14,14 @@ from edge_agent.device.start_record import read_start, remove_start, write_start
 from edge_agent.update.environments import MARK, Environments, find_environments, hold_lock
 from edge_agent.update.health_check import Device
 from edge_agent.update.service_user import SAME_USER, ServiceUser
-from edge_agent.update.version_switch import MOST_STARTS, count_start, go_back, wait_for_join
+from edge_agent.update.version_switch import (
+    MOST_STARTS,
+    UpdateRequest,
+    count_start,
+    go_back,
+    wait_for_join,
+)
+from edge_agent.update.wanted_software import Decision, Held, carry_out, decide
 from federated.errors import ConfigError, StoreError, UsageError
 
 
@@ -87,6 +94,18 @@ def test_going_back_exchanges_both_environments(places: Environments) -> None:
     with pytest.raises(UsageError, match="no previous environment"):
         go_back(Device(), "", ignore)
     assert places.current == places.root / "a"
+
+
+def test_going_back_does_not_return_to_what_the_run_rolled_back(places: Environments) -> None:
+    withdrawn = decide(None, "b", Held("b", "a", "0.2.0"))
+    carry_out(withdrawn, None, places, UpdateRequest("", ""), ignore)
+    assert name_links(places) == ("a", "b")
+    with pytest.raises(UsageError, match=r"left b before \(the run rolled it back\).*install it"):
+        go_back(Device(), "", ignore)
+    assert name_links(places) == ("a", "b")
+    again = Decision("return", "the run wants it again")
+    carry_out(again, None, places, UpdateRequest("", ""), ignore)
+    assert (name_links(places), places.read_refused()) == (("b", "a"), {})
 
 
 def test_going_back_twice_does_not_return_to_what_was_left(places: Environments) -> None:

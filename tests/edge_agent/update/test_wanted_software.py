@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_agent.update.software_exchange import Question, exchange
-from edge_agent.update.wanted_software import Decision, Held, decide, order
+from edge_agent.update.wanted_software import WITHDRAWN, Decision, Held, decide, order
 from federated.errors import FleetError
 from federated.wire import envelope, messages, topics
 from federated.wire.links.catalogue import open_link
@@ -24,6 +24,8 @@ HELD = Held(NOW.name, "first", "0.2.0")
         (OLD, "", HELD, "refuse", "older than 0.2.0"),
         (OLD, "", Held(NOW.name, OLD.name, "0.2.0"), "return", "wants 0.1.0"),
         (NEW, "", Held(NOW.name, NEW.name, "0.2.0", {NEW.name: "it broke"}), "refuse", "it broke"),
+        (NEW, "", Held(NOW.name, NEW.name, "0.2.0", {NEW.name: WITHDRAWN}), "return", "wants 0.10"),
+        (NEW, "", Held(NOW.name, "", "0.2.0", {NEW.name: WITHDRAWN}), "install", "wants 0.10.0"),
         (None, NOW.name, HELD, "return", "was rolled back"),
         (OLD, NOW.name, HELD, "return", "was rolled back"),
         (NOW, NOW.name, HELD, "nothing", "is installed"),

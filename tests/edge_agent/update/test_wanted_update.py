@@ -96,6 +96,8 @@ def test_a_version_is_tried_on_a_device_promoted_and_taken_back(
             assert finish(order("--rollback"))[0] == 0
             code, said = look()
             assert (code, board.read_version()) == (0, FIRST), said
+            back = board.run("update", "--rollback")
+            assert (back.returncode, "the run rolled it back" in back.stderr) == (2, True), back
 
             # ordered again, it is promoted once the device answered a task with it
             judged = order(SECOND, *tried, "600", "--promote", "--force")
