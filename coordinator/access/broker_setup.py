@@ -56,6 +56,7 @@ REVOKED = "its certificate was revoked"
 SUSPENDED = "it flooded the coordinator"
 EXCLUDED = "it has no right to this run"
 SUSPENSION = 600.0  # seconds
+LAST_LISTS = "last-crl.pem"  # of another authority, in the folder of the own one
 NAMED = 10  # agents that a message names
 RENEWAL_CHECK = 3600.0  # seconds between checks for certificates that expire soon
 HAND_OVER = (
@@ -273,7 +274,7 @@ def _open_with_tls(wanted: Wanted, folder: Path, say: Say, most: int) -> Iterato
         if authority.outside is not None:
             copies = folder / "broker" / "certificates"
             stack.callback(shutil.rmtree, copies, ignore_errors=True)  # with the broker's key
-            authority.outside.install(copies)
+            authority.outside.install(copies, authority.folder / LAST_LISTS)
         if wanted.url:
             address = _add_certificate(parse_mqtt_address(wanted.url), authority)
             broker, public, access = None, str(address), BrokerAccess(format_url(address))

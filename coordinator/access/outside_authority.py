@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -48,6 +48,7 @@ class CheckedFiles:
     ca, server, crl: PEM; the second has the broker's certificates and its key.
     revoked: serial numbers of revoked certificates, hexadecimal.
     lives: of the broker's certificate and of each list: its file, begin and end.
+    lists: those in `crl`.
     """
 
     ca: bytes
@@ -55,6 +56,7 @@ class CheckedFiles:
     crl: bytes
     revoked: frozenset[str]
     lives: tuple[tuple[Path, datetime, datetime | None], ...]
+    lists: tuple[x509.CertificateRevocationList, ...]
 
 
 class OutsideAuthority:
@@ -65,16 +67,23 @@ class OutsideAuthority:
         self._files = self.served = files
         self._times, self._content = self._read_file_times(), read_files(files)
         self._said = ""
+        self._keep: Path | None = None
         self._warned = dict[Path, datetime]()  # of its end, when last
 
-    def install(self, folder: Path) -> None:
+    def install(self, folder: Path, keep: Path) -> None:
         """Let the broker use copies of the files in a folder, so that it never reads files that do
-        not fit, whenever it loads them. Raises StoreError.
+        not fit, whenever it loads them. Raises StoreError, and ConfigError if a list is older than
+        the one used last.
+
+        keep: file of the lists used last, also by earlier processes.
         """
         with explain_os_errors(StoreError, f"cannot write the broker's files to {folder}"):
             atomic_files.make_private(folder, "the broker's key")
             server = folder / "server.pem"
             self.served = ListenerFiles(folder / "ca.pem", server, server, folder / "crl.pem")
+            if keep.exists():
+                check_order(self._files.crl, self._content, read_lists(keep))
+            self._keep = keep
             self._copy(self._content)
 
     def refresh(self) -> frozenset[str]:
@@ -84,6 +93,7 @@ class OutsideAuthority:
         try:
             if (times := self._read_file_times()) != self._times:
                 content = read_files(self._files)
+                check_order(self._files.crl, content, self._content.lists)
                 self._copy(content)
                 self._times, self._content = times, content
                 self._warned.clear()
@@ -119,7 +129,9 @@ class OutsideAuthority:
     def _copy(self, content: CheckedFiles) -> None:
         served = self.served
         atomic_files.write(served.ca, content.ca)
-        atomic_files.write(served.crl, content.crl)
+        for path in (served.crl, self._keep):
+            if path is not None:
+                atomic_files.write(path, content.crl)
         # with its key in one file, so that both are always replaced together
         atomic_files.write(served.certificate, content.server, mode=0o600)
 
@@ -174,8 +186,7 @@ def check_files(files: ListenerFiles) -> CheckedFiles:
     if now > server.not_valid_after_utc:
         raise ConfigError(f"{files.certificate} expired at {server.not_valid_after_utc:%Y-%m-%d}")
     for one in lists:
-        issuers = [each for each in authorities if each.subject == one.issuer]
-        if not any(one.is_signature_valid(each.public_key()) for each in issuers):  # type: ignore[arg-type]
+        if not is_signed(one, authorities):
             raise ConfigError(
                 f"{files.crl}: expected a list that an authority in {files.ca} signed, found one "
                 f"of {one.issuer.rfc4514_string()[:100]}"
@@ -194,7 +205,57 @@ def check_files(files: ListenerFiles) -> CheckedFiles:
             (files.certificate, server.not_valid_before_utc, server.not_valid_after_utc),
             *((files.crl, one.last_update_utc, one.next_update_utc) for one in lists),
         ),
+        tuple(lists),
     )
+
+
+def is_signed(one: x509.CertificateRevocationList, authorities: Iterable[x509.Certificate]) -> bool:
+    """Return whether one of the authorities signed a list."""
+    keys = [each.public_key() for each in authorities if each.subject == one.issuer]
+    try:
+        return any(one.is_signature_valid(key) for key in keys)  # type: ignore[arg-type]
+    except (ValueError, TypeError):  # another kind of key
+        return False
+
+
+def check_order(
+    path: Path, content: CheckedFiles, before: Iterable[x509.CertificateRevocationList]
+) -> None:
+    """Raise ConfigError if a list is older than an earlier one of the same authority and scope:
+    certificates that were revoked meanwhile would be valid again.
+    """
+    authorities = x509.load_pem_x509_certificates(content.ca)
+    known = [one for one in before if is_signed(one, authorities)]
+    for new in content.lists:
+        for old in known:
+            if identify_list(new) != identify_list(old):
+                continue
+            number, least = (find_extension(one, x509.CRLNumber) for one in (new, old))
+            begin, first = new.last_update_utc, old.last_update_utc
+            older = begin < first
+            if isinstance(number, x509.CRLNumber) and isinstance(least, x509.CRLNumber):
+                older = number.crl_number < least.crl_number
+            if older:
+                raise ConfigError(
+                    f"{path}: expected a list of revoked certificates that is not older than the "
+                    f"one in use (of {first:%Y-%m-%d %H:%M} UTC), found one of "
+                    f"{begin:%Y-%m-%d %H:%M} UTC: install the authority's current list"
+                )
+
+
+def identify_list(one: x509.CertificateRevocationList) -> tuple[object, ...]:
+    """Return what tells apart lists that replace each other: the issuer, its key, and the scope."""
+    kinds = x509.AuthorityKeyIdentifier, x509.IssuingDistributionPoint
+    return (one.issuer, *(find_extension(one, kind) for kind in kinds))
+
+
+def find_extension(
+    one: x509.CertificateRevocationList, kind: type[x509.ExtensionType]
+) -> x509.ExtensionType | None:
+    try:
+        return one.extensions.get_extension_for_class(kind).value
+    except x509.ExtensionNotFound:
+        return None
 
 
 def leads_to(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> bool:

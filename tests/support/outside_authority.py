@@ -24,10 +24,12 @@ class Company:
     """The authority and its files.
 
     folder: of the files. ca: certificates of the root and the intermediate. crl: the lists of both.
+    numbered: whether the lists have numbers, and all the same begin; else the begins differ.
     """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
+        self._began = datetime.now(UTC) - LIFE
         self.folder, self.ca, self.crl = folder, folder / "ca.pem", folder / "crl.pem"
         self._root_key, self._key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
         root = name("root"), self._root_key
@@ -35,6 +37,7 @@ class Company:
         self._own = sign(name("devices"), self._key.public_key(), root, ca=True)
         self.ca.write_bytes(to_pem(self._own) + to_pem(self._root))
         self._revoked: list[int] = []
+        self.numbered, self._written = False, 0
         self.write_lists()
 
     def issue(self, common: str, hosts: Sequence[str] = (), file: str = "") -> Path:
@@ -68,8 +71,12 @@ class Company:
 
     def _sign_list(self, issuer: x509.Name, key: Key, serials: list[int], life: timedelta) -> bytes:
         now = datetime.now(UTC)
+        self._written += 1
         builder = x509.CertificateRevocationListBuilder().issuer_name(issuer)
-        builder = builder.last_update(now - LIFE).next_update(now + life)
+        if self.numbered:
+            builder = builder.add_extension(x509.CRLNumber(self._written), critical=False)
+        age = timedelta() if self.numbered else timedelta(seconds=self._written)
+        builder = builder.last_update(self._began + age).next_update(now + life)
         for serial in serials:
             row = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
             builder = builder.add_revoked_certificate(row.build())

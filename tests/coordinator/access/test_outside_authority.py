@@ -352,7 +352,7 @@ def test_a_list_whose_issuer_cannot_be_read_is_not_used(
     """An attacker may change a list on its way, and the signature is only checked after that."""
     found = read_outside_authority(settings(company, tmp_path))
     assert found is not None
-    found.install(tmp_path / "copies")
+    found.install(tmp_path / "copies", tmp_path / "last.pem")
     first = x509.load_pem_x509_crl(company.crl.read_bytes()).public_bytes(Encoding.DER)
     odd = base64.encodebytes(first.replace(b"devices", b"\xff" * 7))
     company.crl.write_bytes(b"-----BEGIN X509 CRL-----\n" + odd + b"-----END X509 CRL-----\n")
@@ -360,6 +360,40 @@ def test_a_list_whose_issuer_cannot_be_read_is_not_used(
     assert "the earlier files of broker.ca stay in use" in caplog.text
     with pytest.raises(ConfigError, match=r"crl.pem"):
         read_outside_authority(settings(company, tmp_path))
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_an_older_list_does_not_replace_a_newer_one(
+    tmp_path: Path, company: Company, caplog: pytest.LogCaptureFixture, numbered: bool
+) -> None:
+    """Someone may send an earlier list again, which is still valid, on its way from the company."""
+    company.numbered = numbered
+    wanted, serials = settings(company, tmp_path), list[int]()
+    company.write_lists()
+    found, earlier = read_outside_authority(wanted), company.crl.read_bytes()
+    assert found is not None
+    found.install(tmp_path / "copies", tmp_path / "last.pem")
+    for name in ("pi", "pad"):
+        company.revoke(path := company.issue(name))
+        serials.append(x509.load_pem_x509_certificate(path.read_bytes()).serial_number)
+    revoked = frozenset(f"{serial:x}" for serial in serials)
+    assert found.refresh() == revoked
+    company.crl.write_bytes(earlier)
+    assert found.refresh() == revoked
+    assert "not older than the one in use" in caplog.text
+    assert "the earlier files of broker.ca stay in use" in caplog.text
+
+    again = read_outside_authority(wanted)
+    assert again is not None
+    with pytest.raises(ConfigError, match=r"crl.pem: expected a list .* not older than the one"):
+        again.install(tmp_path / "others", tmp_path / "last.pem")
+    company.write_lists()
+    assert found.refresh() == revoked
+    again.refresh()
+    again.install(tmp_path / "others", tmp_path / "last.pem")
+    another = read_outside_authority(settings(Company(tmp_path / "another"), tmp_path))
+    assert another is not None
+    another.install(tmp_path / "others", tmp_path / "last.pem")
 
 
 def test_the_end_of_a_list_is_announced(
