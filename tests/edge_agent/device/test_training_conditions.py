@@ -123,6 +123,9 @@ def test_uncheckable_condition_is_refused_at_start(text: str, board: str, what: 
         "temperature<-5",
         "temperature<0",
         "temperature<999",
+        "temperature<nan",
+        "temperature<inf",
+        "temperature<1e1",
         "idle,",
         "nightly",
         "22-6",
@@ -157,7 +160,16 @@ def test_hours_are_named_when_a_device_waits_for_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["24:00-06:00", "22:60-06:00", "06:00-06:00", "traffic<much", "energy<9"]
+    "text",
+    [
+        "24:00-06:00",
+        "22:60-06:00",
+        "06:00-06:00",
+        "traffic<much",
+        "traffic<nanGB",
+        "energy<9",
+        "energy<nanJ",
+    ],
 )
 def test_impossible_hours_and_sizes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=f"--when {text}: expected"):
