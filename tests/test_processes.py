@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import time
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ from tests.support.processes import (
     result,
     wait_for_words,
 )
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker]
 QUICK = [
@@ -204,7 +203,7 @@ def test_an_interrupted_agent_leaves_cleanly_and_the_run_continues(
     agents = [agent(start, broker, i) for i in range(2)]
     assert wait_for_words(coordinator, tmp_path / "0.err", "round 2 of 4")
     agents[1].send_signal(signal.SIGINT)
-    assert result(agents[1], 20)["reason"] == "stopped"
+    assert result(agents[1])["reason"] == "stopped"
     assert wait_for_words(coordinator, tmp_path / "0.err", "waiting: 1 of 2 agents")
     agents.append(agent(start, broker, 1))
     assert result(coordinator)["rounds"] == 4
@@ -219,7 +218,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) 
         "--name",
         "worker",
         "--rounds",
-        "2",
+        "4",
         "--min-agents",
         "2",
         "--broker",
@@ -230,11 +229,10 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) 
     ]
     coordinator = start(*COORDINATOR, "start", *run, "--format", "json")
     agents = [agent(start, broker, i) for i in range(2)]
-    assert wait_for_words(coordinator, tmp_path / "0.err", "round 2 of 2")
-    time.sleep(0.2)
-    children = Path(f"/proc/{agents[0].pid}/task/{agents[0].pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGKILL)
-    assert result(coordinator)["rounds"] == 2
+    assert wait_for_words(coordinator, tmp_path / "0.err", "round 2 of 4")
+    children = Path(f"/proc/{agents[0].pid}/task/{agents[0].pid}/children")
+    os.kill(int(eventually(lambda: children.read_text().split())[0]), signal.SIGKILL)
+    assert result(coordinator)["rounds"] == 4
     assert result(agents[0])["reason"] == "the run is over"
 
 

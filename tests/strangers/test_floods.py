@@ -49,10 +49,10 @@ def test_a_device_enrols_and_a_run_finishes_during_a_flood(
         invite = [*COORDINATOR, "enroll", "a", "--host", "localhost", "--pki", pki]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         token = subprocess.run(
-            invite, env=environment, capture_output=True, text=True, check=True, timeout=60
+            invite, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE
         ).stdout.strip()
         agent = start(*AGENT, "join", "--token", token, "--spool", str(tmp_path / "spool"))
-        assert coordinator.wait(200) == 0, log.read_text()
+        assert coordinator.wait(PATIENCE) == 0, log.read_text()
         assert agent.wait(PATIENCE) == 0, (tmp_path / "1.err").read_text()
         print(f"{flood.connections} connections during the run")
     lines = (tmp_path / "runs" / "r" / "log.jsonl").read_text().splitlines()

@@ -185,7 +185,7 @@ def make_config(settings: Mapping[str, Any], agents: int = 1) -> Config:
 def run_members(
     members: Sequence[Member], broker: MemoryBroker | str, folder: Path
 ) -> Iterator[None]:
-    """Run agents in threads, which must end within ten seconds after the run."""
+    """Run agents in threads. After the run, wait for them for a minute at most."""
     torch.set_num_threads(1)
     threads = [
         threading.Thread(target=m.live, args=(link_of(broker, m), folder), daemon=True)

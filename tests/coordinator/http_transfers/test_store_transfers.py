@@ -82,7 +82,7 @@ def store(endpoint: str, tmp_path: Path) -> ObjectStore:
 
 def end(transfer: HttpTransfer) -> HttpTransfer:
     transfer.start()
-    eventually(lambda: not transfer.running, 30)
+    eventually(lambda: not transfer.running)
     transfer.stop()
     return transfer
 
@@ -417,7 +417,7 @@ def test_a_displaced_coordinator_collects_and_removes_nothing_more(
     with closing(StoredUpdates(store, tmp_path, 60, leads)) as updates:
         grant = updates.grant(PLACE, update.manifest)
         send(grant, slice(1))
-        eventually(lambda: len(update.read()) == SMALLEST)
+        eventually(lambda: len(update.read()) == SMALLEST and not store.list(""))
         successor = run_lock.replace(tmp_path)
         send(grant, slice(1, None))
         updates.grant(PLACE, update.manifest)  # wakes the thread

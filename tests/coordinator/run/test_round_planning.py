@@ -215,7 +215,7 @@ def test_an_agent_that_misses_the_deadline_gets_a_smaller_submodel(
 
     def delay(update: Update) -> Update:
         if update.work == "train" and update.round == 2:
-            assert closed.wait(60)
+            assert closed.wait(240)
         return update
 
     def read(event: Event) -> None:
@@ -241,15 +241,22 @@ def test_an_update_after_the_quorum_is_late_except_in_a_simulation(
     tmp_path: Path, patience: float, setbacks: int
 ) -> None:
     """A simulated device claims a speed, which the clock of this machine cannot measure."""
+    answered = threading.Event()
 
     def delay(update: Update) -> Update:
         if update.work == "train":
+            assert answered.wait(240)
             time.sleep(1.0)
+        return update
+
+    def note(update: Update) -> Update:
+        if update.work == "train":
+            answered.set()
         return update
 
     fleet = [
         Member("slow", digits(0, 2), speed=1e-4, change=delay),
-        Member("well", digits(1, 2), speed=1e-4),
+        Member("well", digits(1, 2), speed=1e-4, change=note),
     ]
     federate(tmp_path, fleet, {**SMALL, "train.steps": 1, "fleet.quorum": 0.5}, patience=patience)
     with closing(Store.open(tmp_path / "runs", RUN, read_only=True)) as store:

@@ -35,6 +35,7 @@ from coordinator.views.run_status import (
 from federated.errors import StoreError
 from federated.runtime.logs import EVENTS
 from tests.support.memory_federation import RUN, Federation, Member, digits, federate
+from tests.support.waiting import PATIENCE
 
 SMALL = {
     "method.name": "fedavg",
@@ -77,7 +78,7 @@ class Going:
 
     def until(self, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the status as soon as the condition is true."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             with contextlib.suppress(StoreError):  # not begun
                 if (self.folder / FILE).exists() and true(made := describe_status(RUN, self.runs)):
@@ -94,7 +95,7 @@ class Going:
         )
 
     def join(self) -> Federation | BaseException | None:
-        self._thread.join(90)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         return self.found
 

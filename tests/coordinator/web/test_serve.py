@@ -153,7 +153,7 @@ def find_server(coordinator: Running) -> psutil.Process | None:
 @pytest.mark.usefixtures("installed_page")
 def test_a_run_does_not_wait_for_a_page_that_hangs(start: Start, broker: str) -> None:
     coordinator = start_run(start, "--broker", broker, "--rounds", "2", "--web", "127.0.0.1:0")
-    server = eventually(lambda: find_server(coordinator), 60)
+    server = eventually(lambda: find_server(coordinator))
     server.suspend()
     for index in range(2):
         start(*AGENT, "join", "--broker", broker, "--name", f"a{index}", "--wait", "120")
@@ -186,14 +186,12 @@ def test_start_serves_the_page_beside_the_run(start: Start, tmp_path: Path) -> N
     assert b"the page" in read("/")
     token = (tmp_path / "runs" / TOKEN).read_text().split()[0]
     ask = urllib.request.Request(f"{url}/api/runs", headers={"Authorization": f"Bearer {token}"})
-    eventually(lambda: b'"r"' in urllib.request.urlopen(ask, timeout=30).read(), 60)
+    eventually(lambda: b'"r"' in urllib.request.urlopen(ask, timeout=30).read())
 
     first = find_server(coordinator)
     assert first is not None
     first.kill()
-    eventually(
-        lambda: (child := find_server(coordinator)) is not None and child.pid != first.pid, 60
-    )
+    eventually(lambda: (child := find_server(coordinator)) is not None and child.pid != first.pid)
     assert b"the page" in read(f"/?token={token}")
     for given in (token, f"{token}-wrong"):
         sent = urllib.request.Request(f"{url}/api/sign-in", json.dumps({"token": given}).encode())

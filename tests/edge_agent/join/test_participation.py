@@ -93,7 +93,7 @@ def group_of(pid: int) -> Path | None:
     return next(iter(Path("/sys/fs/cgroup").glob(f"**/espalier-{pid}-*/")), None)
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 def test_a_smaller_cpu_quota_leads_to_a_new_profile(devices: list[Device], tmp_path: Path) -> None:
     devices.append(device := Device(Limits(cpus=0.8), tmp_path))
     group = group_of(device.worker.pid)
