@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from coordinator.fleet import round_event_loop
 from coordinator.fleet.round_event_loop import RoundEventLoop
 from coordinator.observe.events import Event, StageFinished
 from coordinator.phases.evaluation import Evaluator
 from coordinator.phases.training import Training
 from coordinator.run.rounds import Result
+from coordinator.store.file_digest_check import find_problem
 from coordinator.store.journal import Journal
 from coordinator.store.run_store import Store
 from coordinator.trust import configured_defences
@@ -88,6 +90,29 @@ def test_a_killed_coordinator_resumes_inside_the_round(
     store.close()
     assert not list((tmp_path / "runs" / RUN).glob("total-*"))
     assert not list((tmp_path / "runs" / RUN / "spool").iterdir())
+
+
+def test_an_update_that_is_damaged_while_it_waits_is_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Result
+) -> None:
+    """Without it the run would stop, or learn from the others alone."""
+    damaged = list[Path]()
+
+    def damage(path: Path, digest: str) -> str:
+        if not damaged:
+            damaged.append(path)
+            path.write_bytes(path.read_bytes()[:-1])
+        return find_problem(path, digest)
+
+    monkeypatch.setattr(round_event_loop, "find_problem", damage)
+    trained: Counter[tuple[str, int]] = Counter()
+    result = federate(tmp_path, members(trained), SETTINGS).result
+    assert damaged
+    assert sorted(trained.values()) == [1] * (2 * AGENTS - 1) + [2]
+    assert all(
+        torch.equal(value, result.state.tensors[home])
+        for home, value in undisturbed.state.tensors.items()
+    )
 
 
 MOMENTS: dict[str, tuple[Any, str, Fuse]] = {

@@ -25,7 +25,7 @@ from coordinator.round.round_state import Phase, Round, Rules, list_carried_task
 from coordinator.round.round_step import step
 from coordinator.round.tensor_check import Examined
 from coordinator.store.file_digest_check import find_problem
-from coordinator.store.journal import REMEDY, Base, Journal
+from coordinator.store.journal import Base, Journal
 from coordinator.store.run_store import Store
 from coordinator.trust.message_checks import check_match
 from federated.errors import Malformed, Refused, StoreError, WireError
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 LONG = 100_000  # events after which the journal begins a new segment
 LARGE = 2**24  # bytes of events after which it does
+UNREADABLE = (OSError, ValueError, WireError)  # how reading an update fails if its file is damaged
 REPEATED = (  # events whose senders repeat them
     on.AgentBeat,
     on.AgentConnected,
@@ -181,7 +182,7 @@ class RoundEventLoop:
             case do.Prepare(agent):
                 self._prepare(agent)
             case do.Fold(key):
-                self.handle(on.UpdateFolded(self.clock(), key))
+                self._fold(key)
             case do.Snapshot(keys):
                 written = self._snapshot()
                 self.handle(on.SnapshotTaken(self.clock(), keys if written else (), written))
@@ -204,6 +205,23 @@ class RoundEventLoop:
                     self.clock(), key, offer.attempt, offer.manifest.transfer, str(error), "size"
                 )
             )
+
+    def _fold(self, key: Key) -> None:
+        """Read an update before it is recorded as folded: afterwards, nothing could replace it."""
+        collector = self._collectors[self.phase.work]
+        try:
+            self._updates[key] = self._update(key, collector)
+        except UNREADABLE as error:
+            self._request_again(key, collector, error)
+        else:
+            self.handle(on.UpdateFolded(self.clock(), key))
+
+    def _request_again(self, key: Key, collector: Collector, problem: object) -> None:
+        """Wait again for an accepted update that was lost. Its agent is asked once it is idle."""
+        log.error("%s: %s; it is requested again", describe(key), problem)
+        self.inbox.remove(key)
+        self.inbox.expect_also(key, collector.limit(self.round.tasks[key].task))
+        self.handle(on.UpdateLost(self.clock(), key))
 
     def _prepare(self, agent: str) -> None:
         collector = self._collectors[self.phase.work]
@@ -250,18 +268,14 @@ class RoundEventLoop:
             self._snapshot()
 
     def _update(self, key: Key, collector: Collector) -> Update:
-        """Return a checked update. Raises StoreError if its file is missing or damaged."""
+        """Return a checked update. Raises one of `UNREADABLE` if its file is missing or damaged."""
         if key in self._updates:
             return self._updates.pop(key)
         path = self.inbox.path(key)
-        try:
-            known = key in self._verified or self.inbox.local
-            if not known and (problem := find_problem(path, self.round.tasks[key].digest)):
-                raise Malformed(f"{path} {problem}")
-            return self._read(self.round.tasks[key].task, path, collector)
-        except (OSError, ValueError, WireError) as error:
-            what = f"the accepted update of {key.agent} in round {key.round}"
-            raise StoreError(f"cannot read {what}: {error}; {REMEDY}") from error
+        known = key in self._verified or self.inbox.local
+        if not known and (problem := find_problem(path, self.round.tasks[key].digest)):
+            raise Malformed(f"{path} {problem}")
+        return self._read(self.round.tasks[key].task, path, collector)
 
     def _read(self, task: Task, path: Path, collector: Collector | None) -> Update:
         """Read an update. Without a collector, only its header is used."""
@@ -335,7 +349,7 @@ class RoundEventLoop:
 
     def replay(self, event: on.RoundEvent, collector: Collector | None) -> None:
         """Repeat an event of an earlier process: update the value and the total, without carrying
-        out actions.
+        out actions. Raises StoreError if the file of a folded update is missing or damaged.
         """
         self.round, _ = step(self.round, event)
         if (
@@ -343,7 +357,11 @@ class RoundEventLoop:
             and collector is not None
             and self.phase.work == "train"
         ):
-            collector.fold(self.round.tasks[event.key], self._update(event.key, collector))
+            try:
+                update = self._update(event.key, collector)
+            except UNREADABLE as error:
+                raise StoreError(f"cannot read {describe(event.key)}: {error}") from error
+            collector.fold(self.round.tasks[event.key], update)
 
     def resume(self, collector: Collector) -> None:
         """Finish after the replay: ask again for updates that the spool lost, and send again
@@ -365,18 +383,14 @@ class RoundEventLoop:
             if state.stage in ("whole", "folding") and state.key.work == "train"
         ]
         for key in whole:
-            if find_problem(self.inbox.path(key), self.round.tasks[key].digest):
-                log.error(
-                    "the update of %s in round %d is missing or damaged in the spool and is "
-                    "requested again",
-                    key.agent,
-                    key.round,
-                )
-                self.inbox.remove(key)
-                self.inbox.expect_also(key, collector.limit(self.round.tasks[key].task))
-                self.handle(on.UpdateLost(self.clock(), key))
+            if problem := find_problem(path := self.inbox.path(key), self.round.tasks[key].digest):
+                self._request_again(key, collector, f"{path} {problem}")
         self.inbox.forget("round-*", keep=[*open, *whole, *self.round.unkept])
         self.handle(on.Resumed(self.clock(), self._rules))
+
+
+def describe(key: Key) -> str:
+    return f"the accepted update of {key.agent} in round {key.round}"
 
 
 def is_binding(event: on.RoundEvent, action: Action) -> bool:

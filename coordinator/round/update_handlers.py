@@ -100,9 +100,11 @@ def count_slow_update(r: Round, state: TaskState) -> Round:
 
 
 def reopen_task(r: Round, e: on.UpdateLost, out: list[Action]) -> Round:
-    """Wait again for an update that was lost."""
+    """Wait again for an update that was lost, also if it had completed the quorum."""
     if r.phase is not None and r.phase.folding == e.key:
         r = replace(r, phase=replace(r.phase, folding=None))
+    if r.phase is not None and r.phase.closing == "quorum" and not r.phase.closed:
+        r = replace(r, phase=replace(r.phase, closing=""))
     return put_task(r, r.tasks[e.key].reopen(r.now))
 
 

@@ -36,7 +36,7 @@ from federated.errors import StoreError, explain_os_errors
 from federated.runtime import atomic_files
 from federated.system.disk_sync import sync
 
-__all__ = ["REMEDY", "Base", "Journal", "pack"]
+__all__ = ["Base", "Journal", "pack"]
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.access.broker_setup import BrokerAccess
 from coordinator.fleet.message_loop import MessageLoop
-from federated.errors import Refused, StoreError
+from federated.errors import Refused
 from federated.task import Task
 from federated.wire import messages, topics
 from federated.wire.chunks import slices
@@ -20,7 +20,6 @@ from federated.wire.links.memory import MemoryBroker
 from tests.support.manual_clock import Clock
 from tests.support.scripted_agent import (
     PROFILE,
-    Folding,
     ScriptedAgent,
     collect,
     list_tasks,
@@ -123,8 +122,8 @@ def test_an_accepted_update_cannot_be_overwritten_by_another_transfer_of_its_nam
     assert folded == [("a", 1.0), ("b", 2.0)]
 
 
-def test_an_update_that_is_damaged_while_it_waits_is_not_folded(
-    fleet: MessageLoop, memory: MemoryBroker
+def test_an_update_that_is_damaged_while_it_waits_is_requested_again_and_folded_once(
+    fleet: MessageLoop, memory: MemoryBroker, clock: Clock
 ) -> None:
     first, second = ScriptedAgent(memory, "a"), ScriptedAgent(memory, "b")
     listen(fleet)
@@ -137,11 +136,22 @@ def test_an_update_that_is_damaged_while_it_waits_is_not_folded(
             file.write(b"\x01")  # it was 0x3f, as in all weights of 1
         first.send(task("a"), weights(1.0))
 
-    run_turns(fleet, [lambda: second.send(task("b"), weights(1.0)), rot])
-    collector = Folding()
-    with pytest.raises(StoreError, match=r"the accepted update of b in round 1.* is damaged"):
-        collect(fleet, [task("a"), task("b")], collector)
-    assert [update.agent for update in collector.updates] == ["a"]
+    def send_again() -> None:
+        assert list_tasks(fleet)["b"].stage == "asked"
+        assert not path.exists()
+        second.heard()
+        clock.now += 5
+        second.beat("idle")
+        listen(fleet)
+        (asked,) = (message for message in second.heard() if isinstance(message, Task))
+        second.send(asked, weights(2.0), transfer="again")
+
+    run_turns(fleet, [lambda: second.send(task("b"), weights(1.0)), rot, send_again])
+    folded = [
+        (update.agent, float(next(iter(update.tensors.values())).flat[0]))
+        for update in collect(fleet, [task("a"), task("b")])
+    ]
+    assert folded == [("a", 1.0), ("b", 2.0)]
 
 
 def test_an_update_that_never_matches_its_manifest_is_refused_and_not_awaited(
