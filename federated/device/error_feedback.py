@@ -62,8 +62,9 @@ def encode_trained(
             shorten(residual, find_change(name, wanted[name], received))
             wanted[name] = wanted[name] + residual
     encoded = encode_update(replace(update, tensors=wanted), codec, received)
-    sent = decode_update(b"".join(encoded), codec, sys.maxsize, received).tensors
-    return encoded, {home + name: wanted[name] - sent[name] for name in names}
+    sent = dict(decode_update(b"".join(encoded), codec, sys.maxsize, received).tensors)
+    # each of the three is as large as the update, so their tensors are freed one by one
+    return encoded, {home + name: wanted.pop(name) - sent.pop(name) for name in names}
 
 
 def shorten(residual: Array, change: Array) -> None:
