@@ -26,7 +26,14 @@ from federated.wire.codecs.catalogue import codec_names, find_codec
 from federated.wire.codecs.codec import Tensors, decode_update, encode_update
 from models import pretrained
 
-__all__ = ["SHARE", "command", "make_rows"]
+__all__ = [
+    "CHECKPOINTS",
+    "command",
+    "make_rows",
+    "make_size_rows",
+    "measure_sizes",
+    "read_checkpoints",
+]
 
 COPIES = {"encode": 2.2, "decode": 0.7}  # goal: at most the time of this many copies
 SUMS = ("crc32", "sha256")
@@ -87,15 +94,17 @@ def make_rows(
         peers = {PACKAGE: times[peer]} if peer in times else {}
         goals = {"copy": 1 / COPIES[name]} if name in COPIES else {}
         rows += compare_all(f"{name}, {raw.value:.0f} MB (ms)", took, peers, copy, goals)
+    return [*rows, *make_sum_rows(times, raw.value), *make_size_rows(sizes, trained=trained)]
+
+
+def make_size_rows(sizes: Mapping[str, float], *, trained: bool) -> list[Row]:
+    """Return the rows of the sizes of an update. Arguments: those of `make_rows`."""
     least = {"int8-zstd": 1 / SHARE} if trained else {}
+    raw = Baseline("raw", sizes["raw"])
     return [
-        *rows,
-        *make_sum_rows(times, raw.value),
-        *(
-            compare(f"size, {name} (MB)", size, least.get(name), limit=raw)
-            for name, size in sizes.items()
-            if name != "raw"
-        ),
+        compare(f"size, {name} (MB)", size, least.get(name), limit=raw)
+        for name, size in sizes.items()
+        if name != "raw"
     ]
 
 
@@ -131,30 +140,48 @@ def compare_with_fedml() -> list[Row]:
     ]
 
 
-@benchmark("codec", "coordinator", peers=(PEER,), packages=(PACKAGE,))
-@click.option(
-    "--checkpoints",
-    nargs=2,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="checkpoints of two rounds, RUN/round-NNNNNN.safetensors: what a device received, and "
-    "what it trained if the run has one device; without them, an untrained ResNet-18",
-)
-def command(checkpoints: tuple[Path, Path] | None, peers: Sequence[str], say: Say) -> list[Row]:
-    """Time each encoding of weights, and count its bytes.
-
-    The time of one copy in memory is measured for comparison. FedML compresses the untrained
-    ResNet-18.
-    """
-    theirs = compare_with_fedml() if PEER in peers else []
-    if checkpoints is None:
-        return [*measure(initial_weights(), {}), *theirs]
-    before, after = map(read_weights, checkpoints)
-    if [(name, one.shape) for name, one in before.items()] != [
-        (name, one.shape) for name, one in after.items()
+def read_checkpoints(before: Path, after: Path) -> tuple[Tensors, Tensors]:
+    """Return the float32 tensors of both. Raises UsageError if they are of different runs."""
+    first, second = map(read_weights, (before, after))
+    if [(name, one.shape) for name, one in first.items()] != [
+        (name, one.shape) for name, one in second.items()
     ]:
         raise click.UsageError(
             "--checkpoints: expected two checkpoints of one run, with equal tensors"
         )
+    return first, second
+
+
+def measure_sizes(weights: Tensors, received: Tensors) -> dict[str, float]:
+    """Return the MB of an update with each codec."""
+    update = make_update(weights)
+    return {
+        name: sum(map(len, map(bytes, encode_update(update, find_codec(name), received)))) / 1e6
+        for name in codec_names()
+    }
+
+
+CHECKPOINTS = click.option(
+    "--checkpoints",
+    nargs=2,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="checkpoints of two rounds, RUN/round-NNNNNN.safetensors: what a device received, and "
+    "what it trained if the run has one device; without them, no trained update is measured",
+)
+
+
+@benchmark("codec", "coordinator", peers=(PEER,), packages=(PACKAGE,))
+@CHECKPOINTS
+def command(checkpoints: tuple[Path, Path] | None, peers: Sequence[str], say: Say) -> list[Row]:
+    """Time each encoding of weights, and count its bytes.
+
+    The time of one copy in memory is measured for comparison. The weights are those of an untrained
+    ResNet-18 without --checkpoints, and always for FedML.
+    """
+    theirs = compare_with_fedml() if PEER in peers else []
+    if checkpoints is None:
+        return [*measure(initial_weights(), {}), *theirs]
+    before, after = read_checkpoints(*checkpoints)
     return [*measure(after, before), *theirs]
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
+from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 from benchmarks.comparison.rows import Row
 from benchmarks.reproduction.cells import Finished
-from benchmarks.weight_encoding.accuracy import compare_runs
+from benchmarks.weight_encoding.accuracy import command, compare_runs
 from benchmarks.weight_encoding.command import make_rows
 from benchmarks.weight_encoding.ours import int8, top_tenth
 from federated.errors import ConfigError
@@ -79,10 +85,33 @@ def test_runs_are_compared_with_those_of_raw_and_equal_seeds() -> None:
         True,
     )
     assert (error.ours, error.baseline.value) == (pytest.approx(20.0), pytest.approx(19.5))
-    assert (uploads.ours, uploads.met) == (pytest.approx(22.0), True)
+    assert (uploads.ours, uploads.ratio) == (pytest.approx(22.0), pytest.approx(1 / 0.22))
     assert others[0].name == "error, top10-zstd, 1 seed (%)"
     assert [row.met for row in others] == [None, None]
     worse = next(compare_runs([finish("int8-zstd", 0, 0.799, 3e7), *raw]))
     assert worse.met is False
     with pytest.raises(ConfigError, match="int8-zstd: expected a run of raw with the same seed"):
         next(compare_runs(mine))
+
+
+def test_the_goal_of_the_size_is_judged_for_an_update_between_two_checkpoints(
+    tmp_path: Path,
+) -> None:
+    """A normal change takes more than 0.23 of its bytes, one of few values less."""
+    runs = [finish("raw", 0, 0.8, 1e8), finish("int8-zstd", 0, 0.8, 2e7)]
+    rng = np.random.default_rng(0)
+    log = tmp_path / "log.jsonl"
+    before, after = (tmp_path / f"{name}.safetensors" for name in ("before", "after"))
+    log.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in runs))
+    save_file({"w": np.zeros((64, 640), np.float32)}, before)
+    for change, met in (
+        (rng.uniform(-1, 1, (64, 640)), False),
+        (rng.integers(0, 2, (64, 640)), True),
+    ):
+        save_file({"w": change.astype(np.float32)}, after)
+        words = ["--log", log, "--checkpoints", before, after, "--format", "json"]
+        done = CliRunner().invoke(command, [str(word) for word in words])
+        assert done.exit_code == 0, done.output
+        rows = {row["name"]: row for row in json.loads(done.stdout)["rows"]}
+        assert rows["size, int8-zstd (MB)"]["met"] is met
+        assert rows["error, int8-zstd, 1 seed, at most 0.5 points more (%)"]["met"]
