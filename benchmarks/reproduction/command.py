@@ -101,8 +101,10 @@ def describe_scale(name: str, scale: Scale) -> str:
     return "\n".join(filter(None, (f"scale {name}: {changes}" if changes else "", scale.note)))
 
 
-def write_files(experiment: Experiment, entries: list[Entry], log: Path, say: Say) -> None:
-    """Write the table as text, CSV, LaTeX and a picture beside the log."""
+def write_files(
+    experiment: Experiment, entries: list[Entry], data: str, log: Path, say: Say
+) -> None:
+    """Write the table as text, CSV, LaTeX and a picture beside the log. data: what was learned."""
     log.with_suffix(".txt").write_text(format_text(experiment, entries) + "\n")
     log.with_suffix(".csv").write_text(format_csv(entries))
     log.with_suffix(".tex").write_text(format_latex(experiment, entries))
@@ -111,7 +113,7 @@ def write_files(experiment: Experiment, entries: list[Entry], log: Path, say: Sa
     except ModuleNotFoundError as error:
         say(f"skipped the picture: {error.name} is not installed; {pip_command('simulate')}")
         return
-    draw_entries(log.with_suffix(".png"), entries, f"{experiment.name}: {experiment.table}")
+    draw_entries(log.with_suffix(".png"), entries, f"{experiment.name}: {experiment.table}", data)
 
 
 def reproduce(experiment: Experiment, cells: list[Cell], place: Place, say: Say) -> dict[str, Any]:
@@ -123,7 +125,8 @@ def reproduce(experiment: Experiment, cells: list[Cell], place: Place, say: Say)
     found = list[Finished](run_cells(cells, place, say))
     if found:
         entries = collect_entries(experiment, found)
-        write_files(experiment, entries, place.log, say)
+        data = sorted({str(cell.settings["data.name"]) for cell in cells})
+        write_files(experiment, entries, ", ".join(data), place.log, say)
         say(format_text(experiment, entries))
         say(f"wrote {place.log}, and the table beside it")
     if failed := len(cells) - len(found):

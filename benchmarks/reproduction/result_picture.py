@@ -19,9 +19,9 @@ COLUMNS = 4  # largest number of panels in a row
 PER_INCH = 12  # letters of the title
 
 
-def draw_entries(path: Path, entries: Sequence[Entry], title: str) -> None:
+def draw_entries(path: Path, entries: Sequence[Entry], title: str, data: str) -> None:
     """Draw a panel for each column: a bar for each row with its deviation over seeds, and a mark
-    at the paper's number.
+    at the paper's number. data: what this run learned, which at a small scale is not the paper's.
     """
     titles = list(dict.fromkeys(entry.title for entry in entries))
     across, rows = min(len(titles), COLUMNS), len({entry.row for entry in entries})
@@ -36,7 +36,7 @@ def draw_entries(path: Path, entries: Sequence[Entry], title: str) -> None:
         axes.set_visible(False)
     legend = ", diamonds: the paper" if any(entry.paper for entry in entries) else ""
     wrapped = textwrap.fill(title, int(PER_INCH * size[0]))
-    figure.suptitle(f"{wrapped}\nbars: this run{legend}", fontsize="medium")
+    figure.suptitle(f"{wrapped}\nbars: this run on {data}{legend}", fontsize="medium")
     figure.savefig(path, dpi=DPI)
 
 

@@ -85,6 +85,8 @@ class LinePrinter:
     def _end(self, done: RoundRecord) -> None:
         missing = [f"{e.agent} {e.outcome}" for e in done.entries if e.outcome != "folded"]
         folded = len(done.entries) - len(missing)
+        if len(missing) > MAX_NAMED:
+            missing[MAX_NAMED:] = [f"and {len(missing) - MAX_NAMED} more"]
         self._say(
             f"round {done.round} took {done.seconds:.1f} s: {folded} of "
             f"{format_count(len(done.entries), 'update')}, "

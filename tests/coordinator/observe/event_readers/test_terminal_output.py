@@ -13,7 +13,7 @@ from coordinator.observe.event_readers.terminal_output import (
     render_scores,
 )
 from coordinator.observe.events import AgentsAwaited, RoundEnded, RoundStarted
-from coordinator.observe.round_records import RoundRecord, Score
+from coordinator.observe.round_records import Entry, RoundRecord, Score
 from models.named_network import network
 from models.submodel_building import full
 
@@ -97,3 +97,11 @@ def test_missing_agents_are_printed_again_after_a_round(
     now[0] = 30.0
     told.read(AgentsAwaited(1, 2))
     assert [line for line in lines if line.startswith("waiting")] == ["waiting: 1 of 2 agents"] * 2
+
+
+def test_only_some_of_many_missing_updates_are_named() -> None:
+    entries = [Entry(f"a{i:02}", "w1", "silent") for i in range(20)]
+    lines = list[str]()
+    LinePrinter(lines.append).read(RoundEnded(RoundRecord(1, 0.5, {}, {}, entries=entries)))
+    assert "0 of 20 updates" in lines[0]
+    assert lines[0].endswith("a06 silent; a07 silent; and 12 more")
