@@ -20,11 +20,10 @@ from federated.task import Recipe
 from federated.training.training_inputs import TrainingSet
 from federated.training.training_loop import train
 from models.cost import cost
-from models.families.channel_layout import arrange_channels
 from models.layers.batch_norm import set_norm
 from models.named_network import network
 from models.submodel import Submodel
-from models.submodel_building import build, full
+from models.submodel_building import arrange_channels, build, full
 
 __all__ = ["command", "make_rows", "make_tasks"]
 

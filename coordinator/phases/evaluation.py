@@ -40,10 +40,9 @@ from federated.training.evaluation_passes import evaluate as evaluate_locally
 from federated.training.training_inputs import TrainingSet
 from federated.wire.codecs.raw import RAW
 from models.cost import cost
-from models.families.channel_layout import arrange_channels
 from models.layers.batch_norm import calibrate
 from models.submodel import Network, Submodel
-from models.submodel_building import build, shapes, statistics
+from models.submodel_building import arrange_channels, build, shapes, statistics
 
 __all__ = ["Evaluator", "assemble", "drop_statistics"]
 

@@ -117,8 +117,7 @@ def _load_network(plan: Plan) -> nn.Module:
     import torch
 
     from federated.wire import tensors
-    from models.families.channel_layout import arrange_channels
-    from models.submodel_building import build
+    from models.submodel_building import arrange_channels, build
 
     assert plan.submodel is not None
     _, values = tensors.decode(Path(plan.file).read_bytes())

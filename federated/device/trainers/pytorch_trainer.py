@@ -29,10 +29,9 @@ from federated.training.training_loop import open_session, train, train_session
 from federated.wire.messages import Run
 from models.cost import cost
 from models.families.catalogue import family
-from models.families.channel_layout import arrange_channels
 from models.random_state import isolate_random_state
 from models.submodel import Submodel
-from models.submodel_building import build, shapes, statistics
+from models.submodel_building import arrange_channels, build, shapes, statistics
 
 __all__ = ["PyTorchTrainer"]
 

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.families.channel_layout import arrange_channels
 from models.submodel import Submodel
-from models.submodel_building import build
+from models.submodel_building import arrange_channels, build
 
 __all__ = ["ReusableNetworks"]
 

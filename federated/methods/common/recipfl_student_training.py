@@ -26,10 +26,9 @@ from federated.method import Settings
 from federated.task import Recipe
 from federated.training.hooks import Hooks, Session, Survey
 from federated.training.training_loop import batches, open_session, train_session
-from models.families.channel_layout import arrange_channels
 from models.layers.batch_norm import calibrate, norms
 from models.submodel import Submodel
-from models.submodel_building import build, find_labelled, shapes, statistics
+from models.submodel_building import arrange_channels, build, find_labelled, shapes, statistics
 from models.user_networks.library_networks import find_builder
 
 __all__ = ["HOOKS", "PREFIX", "histogram", "passes", "student_loss", "teach", "with_student"]

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from models.families.channel_layout import arrange_channels
 from models.layers.inverted_residual_network import Drop
 from models.named_network import network
-from models.submodel_building import build, full
+from models.submodel_building import arrange_channels, build, full
 
 
 @pytest.mark.parametrize("name", ["resnet-tiny", "mobilenet-tiny", "densenet-small", "vgg-9-small"])
@@ -37,7 +36,7 @@ def test_only_wide_convolutions_change() -> None:
 
 
 def test_a_users_network_may_view_its_outputs() -> None:
-    given = full(network("tests.models.families.test_channel_layout:viewing", (3, 8, 8), 10))
+    given = full(network("tests.models.test_channel_layout:viewing", (3, 8, 8), 10))
     net = arrange_channels(build(given), given)
     assert not is_arranged(net)
     assert net(torch.rand(2, 3, 8, 8)).shape == (2, 10)
