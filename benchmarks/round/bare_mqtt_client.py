@@ -1,8 +1,8 @@
 """Move the bytes of rounds with MQTT clients that do nothing else: the floor of a round's time.
 
-`python -m benchmarks.round.bare_mqtt_client HOST:PORT ROUNDS AGENTS SIZE` is the sender: it sends
-SIZE bytes to all agents, in chunks, and receives as much from each. It prints the seconds of each
-round. With the name of an agent as a fifth argument it is that agent.
+`python -m benchmarks.round.bare_mqtt_client HOST:PORT FOLDER ROUNDS AGENTS SIZE` is the sender: it
+sends SIZE bytes to all agents, in chunks, and receives as much from each, in turns of FOLDER. With
+the name of an agent as a sixth argument it is that agent.
 
 Receivers confirm chunks, and senders keep few chunks in flight: the embedded broker silently drops
 messages that a slow client has not read yet once a pattern's log exceeds 48 MiB.
@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
+from benchmarks.round.turns import Turns
 from federated.wire.link import CHUNK
 
 __all__ = ["Client", "Traffic", "answer_rounds", "main", "send_rounds"]
@@ -29,7 +30,7 @@ __all__ = ["Client", "Traffic", "answer_rounds", "main", "send_rounds"]
 DOWN, UP, READY = "bare/down", "bare/up", "bare/ready"
 CONFIRMED = {DOWN: "bare/confirmed-down", UP: "bare/confirmed-up"}
 KEEPALIVE = 600  # seconds, for a machine with other work
-SILENCE = 300.0  # seconds after which a client stops waiting
+SILENCE = 900.0  # seconds after which a client stops waiting
 WINDOW = 128  # chunks in flight in each direction: 32 MiB
 PARTS = 4  # confirmations of a window
 
@@ -151,7 +152,9 @@ class Client:
             client.publish(f"{CONFIRMED[UP]}/{sender}/0", b"1", qos=1)
 
 
-def send_rounds(address: str, traffic: Traffic, listening: Callable[[], object]) -> None:
+def send_rounds(
+    address: str, turns: Turns, traffic: Traffic, listening: Callable[[], object]
+) -> None:
     """Send and receive all rounds. listening: called once agents may begin."""
     blob, agents = memoryview(bytes(traffic.size)), traffic.agents
     patterns = [f"{topic}/#" for topic in (UP, READY, CONFIRMED[DOWN])]
@@ -159,10 +162,10 @@ def send_rounds(address: str, traffic: Traffic, listening: Callable[[], object])
     listening()
     hub.wait(partial(hub.has, READY, agents))
     for round in range(traffic.rounds):
-        start, most = time.perf_counter(), (round + 1) * agents * traffic.chunks
+        turns.begin()
         hub.send(DOWN, blob, round)
-        hub.wait(partial(hub.has, UP, most))
-        print(f"round {time.perf_counter() - start:.3f}", flush=True)
+        hub.wait(partial(hub.has, UP, (round + 1) * agents * traffic.chunks))
+        turns.end()
     hub.close()
 
 
@@ -179,13 +182,14 @@ def answer_rounds(address: str, traffic: Traffic, name: str) -> None:
 
 
 def main() -> None:
-    address, *numbers = sys.argv[1:5]
+    address, folder, *numbers = sys.argv[1:6]
     rounds, agents, size = map(int, numbers)
     traffic = Traffic(rounds, agents, size)
-    if len(sys.argv) > 5:
-        answer_rounds(address, traffic, sys.argv[5])
+    if len(sys.argv) > 6:
+        answer_rounds(address, traffic, sys.argv[6])
     else:
-        send_rounds(address, traffic, partial(print, "listening", flush=True))
+        listening = partial(print, "listening", flush=True)
+        send_rounds(address, Turns(Path(folder)), traffic, listening)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
 """Move the weights of rounds with Flower's own gRPC server and clients, which send back what they
 get.
 
-`python -m benchmarks.round.flwr HOST:PORT ROUNDS AGENTS MODEL` is the server, which prints the
-seconds of each round. With the name of an agent as a fifth argument it is that client.
+`python -m benchmarks.round.flwr HOST:PORT FOLDER ROUNDS AGENTS MODEL` is the server, which takes
+turns of FOLDER. With the name of an agent as a sixth argument it is that client.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.round.turns import Turns
 from models.named_network import network
 from models.submodel_building import full, shapes
 
@@ -22,17 +23,15 @@ __all__ = ["main"]
 LARGEST = 2**30  # bytes of a message
 
 
-def serve(address: str, rounds: int, agents: int, model: str) -> None:
+def serve(address: str, turns: Turns, rounds: int, agents: int, model: str) -> None:
     # in this peer's environment alone
     common, server = import_module("flwr.common"), import_module("flwr.server")
     average = import_module("flwr.server.strategy").FedAvg
-    start = time.perf_counter()
 
     def end_round(number: int, *_: Any) -> None:
-        nonlocal start
         if number:
-            print(f"round {time.perf_counter() - start:.3f}", flush=True)
-        start = time.perf_counter()
+            turns.end()
+        turns.begin()
 
     sizes = shapes(full(network(model, (1, 8, 8), 10)))
     weights = [np.zeros(shape, np.float32) for shape in sizes.values()]
@@ -68,11 +67,11 @@ def answer(address: str) -> None:
 
 
 def main() -> None:
-    address, rounds, agents, model, *name = sys.argv[1:]
+    address, folder, rounds, agents, model, *name = sys.argv[1:]
     if name:
         answer(address)
     else:
-        serve(address, int(rounds), int(agents), model)
+        serve(address, Turns(Path(folder)), int(rounds), int(agents), model)
 
 
 if __name__ == "__main__":

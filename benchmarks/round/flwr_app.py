@@ -4,12 +4,13 @@ which starts them in processes of its own.
 
 from __future__ import annotations
 
-import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.round.turns import Turns
 
 __all__ = ["make_client", "make_server"]
 
@@ -29,19 +30,18 @@ def make_client() -> Any:
 
 
 def make_server() -> Any:
-    """Return an app that runs rounds, and appends the seconds of each to a file."""
+    """Return an app that runs rounds in turns."""
     app, strategies = import_module("flwr.app"), import_module("flwr.serverapp.strategy")
     server = import_module("flwr.serverapp").ServerApp()
 
     def run_rounds(grid: Any, context: Any) -> None:
-        settings, start = context.run_config, time.perf_counter()
+        settings = context.run_config
+        turns = Turns(Path(settings["turns"]))
 
         def end_round(number: int, arrays: Any) -> None:
-            nonlocal start
             if number:
-                with Path(settings["log"]).open("a", encoding="utf-8") as log:
-                    log.write(f"round {time.perf_counter() - start:.3f}\n")
-            start = time.perf_counter()
+                turns.end()
+            turns.begin()
 
         agents = settings["agents"]
         average = strategies.FedAvg(

@@ -1,13 +1,14 @@
 """Move the weights of rounds through Flower's current deployment: a SuperLink, and SuperNodes that
 the caller starts.
 
-`python -m benchmarks.round.flwr_deployment PORT ROUNDS AGENTS ENTRIES` starts the SuperLink, prints
-the seconds of each round, and ends with the last one.
+`python -m benchmarks.round.flwr_deployment PORT FOLDER ROUNDS AGENTS ENTRIES` starts the SuperLink,
+and an app that takes turns of FOLDER.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,7 +31,7 @@ dependencies = []
 [tool.flwr.app]
 publisher = "benchmark"
 components = {{ serverapp = "echo.app:server", clientapp = "echo.app:client" }}
-config = {{ rounds = {rounds}, agents = {agents}, entries = {entries}, log = "{log}" }}
+config = {{ rounds = {rounds}, agents = {agents}, entries = {entries}, turns = "{turns}" }}
 """
 APP = """
 from benchmarks.round.flwr_app import make_client, make_server
@@ -41,32 +42,33 @@ HOME = '[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{}"\ninsecur
 
 
 def main() -> None:
-    port, rounds, agents, entries = map(int, sys.argv[1:])
+    port, turns, *numbers = sys.argv[1:]
+    rounds, agents, entries = map(int, numbers)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ends the SuperLink, too
     bin = Path(sys.executable).parent
     with tempfile.TemporaryDirectory(prefix="flower-") as name:
         folder, address = Path(name), f"127.0.0.1:{port}"
-        log, package, home = folder / "log", folder / "app" / "echo", folder / "home"
+        package, home = folder / "app" / "echo", folder / "home"
         package.mkdir(parents=True)
         home.mkdir()
-        log.touch()
         (package / "__init__.py").touch()
         (package / "app.py").write_text(APP)
         (folder / "app" / "pyproject.toml").write_text(
-            PROJECT.format(rounds=rounds, agents=agents, entries=entries, log=log)
+            PROJECT.format(rounds=rounds, agents=agents, entries=entries, turns=turns)
         )
         (home / "config.toml").write_text(HOME.format(address))
         env = {**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"}
         env["PATH"] = f"{bin}{os.pathsep}{env['PATH']}"  # it starts programs by name
         env["PYTHONPATH"] = str(ROOT)
         serve = [str(bin / "flower-superlink"), "--insecure", "--host", "127.0.0.1"]
-        serve += ["--port", str(port), "--disable-runtime-dependency-installation"]
+        serve += ["--port", port, "--disable-runtime-dependency-installation"]
         with subprocess.Popen(serve, env=env) as superlink:  # noqa: S603
             try:
-                wait_for_port(superlink, port)
+                wait_for_port(superlink, int(port))
                 print("listening", flush=True)
                 start = [str(bin / "flwr"), "run", str(folder / "app"), "here"]
                 subprocess.run(start, env=env, check=True)  # noqa: S603
-                print_rounds(superlink, log, rounds)
+                superlink.wait()
             finally:
                 superlink.terminate()
 
@@ -78,17 +80,6 @@ def wait_for_port(superlink: subprocess.Popen[bytes], port: int) -> None:
                 return
         time.sleep(POLL)
     sys.exit(f"flower-superlink ended with {superlink.returncode}")
-
-
-def print_rounds(superlink: subprocess.Popen[bytes], log: Path, rounds: int) -> None:
-    """Print each round that the app reports."""
-    seen = 0
-    while seen < rounds and superlink.poll() is None:
-        lines = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        for line in lines[seen:]:
-            print(line, end="", flush=True)
-        seen = len(lines)
-        time.sleep(POLL)
 
 
 if __name__ == "__main__":

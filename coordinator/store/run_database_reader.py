@@ -8,7 +8,6 @@ import json
 import math
 import sqlite3
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -179,11 +178,6 @@ class RunRecords:
                 "SELECT round, seconds, bytes_up, bytes_down FROM rounds ORDER BY round"
             )
         )
-
-    def read_ends(self) -> list[datetime]:
-        """Read when each finished round was stored."""
-        rows = self._database.execute("SELECT finished FROM rounds ORDER BY round")
-        return [datetime.fromisoformat(finished) for (finished,) in rows]
 
     def read_entries(self, number: int) -> list[Entry]:
         """Read the outcome of each task in a round, by agent."""
