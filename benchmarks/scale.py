@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import resource
-import statistics
 import tempfile
 import time
 from collections.abc import Mapping
@@ -22,9 +21,10 @@ import click
 import psutil
 
 from benchmarks.comparison.command import benchmark
-from benchmarks.comparison.rows import AT_MOST, Baseline, Row, compare
+from benchmarks.comparison.rows import Row
 from benchmarks.final_model_recomputation import ReplayResult, read_durations, replay
 from benchmarks.output_path_checks import make_folder
+from benchmarks.raw_agents.fleet_rows import FEW, HUNDRED, Course, Turn, compare_hundred, make_rows
 from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet
 from coordinator.broker import local_broker as brokers
@@ -35,13 +35,10 @@ from federated.runtime.console import Say
 
 __all__ = [
     "UPDATE_BYTES",
-    "Course",
     "Size",
-    "Turn",
     "check_updates",
     "command",
     "make_flags",
-    "make_rows",
     "measure",
     "raise_file_limit",
     "run_fleet",
@@ -52,9 +49,8 @@ RUN = "scale"
 DEADLINE = 280.0  # seconds of a round, at least, and for a thousand agents
 PATIENCE = 20.0  # further seconds without a round until the benchmark fails
 SAMPLE = 0.1  # seconds between samples of the coordinator's memory
-FEW, FEW_ROUNDS = 2, 3  # agents and rounds of the small run for comparison
-MOST_TIME = 4.0  # milliseconds of the coordinator's processor time for an agent and a round
-MOST_MODELS = 3.0  # growth of its memory, in models
+FEW_ROUNDS = 3  # of the small run for comparison
+HUNDRED_ROUNDS = 6  # of the run whose time per agent is compared
 WORKER = "coordinator.update_workers.worker_process"  # in the command line of a worker
 SPARE = 64  # descriptors in addition to the agents' sockets
 MODEL = "preresnet-10"  # 20 MB; each agent holds an eighth of its width, 0.3 MB
@@ -73,43 +69,6 @@ SETTINGS = {
     "evaluate.calibrate": "coordinator",
     "evaluate.examples": 8,
 }
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Measurements of one round.
-
-    round: number of the round
-    folded: number of updates in the model
-    seconds: duration, from the run's record
-    rss: peak memory of the coordinator in bytes
-    coordinator, broker: seconds of processor time of each
-    workers: seconds of processor time of the processes that receive updates, all together
-    """
-
-    round: int
-    folded: int
-    seconds: float
-    rss: int
-    coordinator: float
-    broker: float
-    workers: float = 0.0
-
-
-@dataclass(frozen=True)
-class Course:
-    """Measurements of one run.
-
-    turns: measurements of each round
-    joined: seconds until the first task
-    connected: number of agents that were connected at the first task
-    before: bytes of the coordinator just before the first task
-    """
-
-    turns: tuple[Turn, ...]
-    joined: float
-    connected: int
-    before: int
 
 
 def make_flags(settings: Mapping[str, object]) -> list[str]:
@@ -197,18 +156,24 @@ class Size:
 
 
 def measure(folder: Path, size: Size, say: Say) -> list[Row]:
-    """Run the benchmark, after a small run for comparison. Raises ConfigError if this machine does
+    """Run the benchmark, after small runs for comparison. Raises ConfigError if this machine does
     not allow enough sockets, FleetError if a process fails or the model does not consist of exactly
     the requested updates.
     """
     agents, rounds = size.agents, size.rounds
     raise_file_limit(agents + SPARE)
     few = run_fleet(folder / "few", replace(size, agents=FEW, rounds=FEW_ROUNDS), say)
+    hundred = (
+        run_fleet(folder / "hundred", replace(size, agents=HUNDRED, rounds=HUNDRED_ROUNDS), say)
+        if agents > HUNDRED
+        else None
+    )
     many = run_fleet(folder / "many", size, say)
     check_updates(replay(folder / "many", RUN, 1), agents * rounds)
     say(f"no update of {agents * rounds} is lost or counted twice; the model equals a replay's")
     model = max(path.stat().st_size for path in (folder / "many" / RUN).glob("round-*.safetensors"))
-    return make_rows(few, many, agents, model, limited=not size.whole)
+    rows = make_rows(few, many, agents, model, limited=not size.whole)
+    return [*rows, compare_hundred(hundred, many, agents)] if hundred else rows
 
 
 def check_updates(found: ReplayResult, requested: int) -> None:
@@ -220,44 +185,6 @@ def check_updates(found: ReplayResult, requested: int) -> None:
             f"{found.foreign} not asked for; the model "
             f"{'equals' if found.equal else 'differs from'} that of a replay"
         )
-
-
-def make_rows(
-    few: Course, many: Course, agents: int, model: int, *, limited: bool = True
-) -> list[Row]:
-    """Return the comparisons of a run that lost no update.
-
-    model: bytes of the weights
-    limited: whether the limit of the coordinator's time holds, which is for small updates
-    """
-    turns, peak = many.turns, max(turn.rss for turn in many.turns)
-    base, name = max(turn.rss for turn in few.turns), f"{agents:,} agents"
-    coordinator = statistics.median(turn.coordinator for turn in turns)
-    workers = statistics.median(turn.workers for turn in turns)
-    broker = statistics.median(turn.broker for turn in turns)
-    return [
-        compare(f"{name}, updates lost or counted twice", 0, 1.0, limit=Baseline(AT_MOST, 0)),
-        compare(
-            f"{name}, coordinator's processor time per agent (ms)",
-            1000 * coordinator / agents,
-            1.0,
-            limit=Baseline(AT_MOST, MOST_TIME) if limited else None,
-        ),
-        *(
-            [compare(f"{name}, workers' processor time per agent (ms)", 1000 * workers / agents)]
-            if workers
-            else []
-        ),
-        compare(f"{name}, broker's processor time per agent (ms)", 1000 * broker / agents),
-        compare(f"{name}, round (s)", statistics.median(turn.seconds for turn in turns)),
-        compare(f"{name}, coordinator's memory (MB)", peak / 1e6),
-        compare(
-            f"{name}, growth from {FEW} agents (models)",
-            (peak - base) / model,
-            1.0,
-            limit=Baseline(AT_MOST, MOST_MODELS),
-        ),
-    ]
 
 
 def run_fleet(folder: Path, size: Size, say: Say) -> Course:

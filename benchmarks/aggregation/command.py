@@ -4,10 +4,11 @@ averaged, compared with other projects and with only reading the bytes once.
 
 from __future__ import annotations
 
+import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 
 from benchmarks.aggregation.updates import NETWORK, map_updates, write_updates
 from benchmarks.comparison.command import benchmark
-from benchmarks.comparison.rows import Baseline, Row, compare, compare_all
+from benchmarks.comparison.rows import AT_MOST, Baseline, Row, compare, compare_all
 from benchmarks.interleaved_timing import time_interleaved
 from benchmarks.peers.interleaved_processes import hold
 from coordinator.fleet.submodel_shipment import to_torch
@@ -27,12 +28,14 @@ from federated.methods.catalogue import find_method
 from federated.methods.common.trimmed_norm import central_norm
 from federated.runtime.console import Say
 from federated.task import Update
+from models.cost import cost
 from models.slicing import Plan, as_slices
 from models.submodel import Submodel
-from models.submodel_building import initial
+from models.submodel_building import full, initial
 
 __all__ = ["command", "count_tensors", "ours", "ours_fast", "read_bytes"]
 
+ROOT = Path(__file__).parents[2]
 OURS, FAST, BYTES, COUNTS = (
     f"{__name__}:{name}" for name in ("ours", "ours_fast", "read_bytes", "count_tensors")
 )
@@ -41,6 +44,7 @@ MANY = {**FEW, "nvflare": 1.7, "reading": 0.7}
 GOALS = {10: FEW, 50: MANY, 100: MANY}  # least ratio to our time, by number of updates
 THREADS = 2
 COUNTING, FEDFA, PARTITION, SPEEDUP = 2.5, 1 / 2.5, 1 / 1.2, 1.4
+MOST_MODELS = 1.1  # growth of memory while updates are added one by one
 
 
 def measure_fedavg(count: int, peers: Sequence[str]) -> list[Row]:
@@ -48,31 +52,37 @@ def measure_fedavg(count: int, peers: Sequence[str]) -> list[Row]:
     it: updates of this network are then added one by one, as those that arrive one by one are.
     """
     with write_updates("fedavg", count) as folder:
-        times = time_all(peers, {"method": "fedavg", "folder": folder})
+        times = hold(list_tasks(peers, {"method": "fedavg", "folder": folder}))
     name = f"fedavg, {count}"
     return [
-        *compare_times(f"{name} together, with numba (ms)", times, FAST, GOALS[count]),
-        *compare_times(f"{name} one by one (ms)", times, OURS, dict.fromkeys(peers, 1.0)),
+        *compare_times(f"{name} together, with numba (ms)", times, (FAST, 1), GOALS[count]),
+        *compare_times(f"{name} one by one (ms)", times, (OURS, 1), dict.fromkeys(peers, 1.0)),
     ]
 
 
 def measure_threads(count: int, peers: Sequence[str]) -> list[Row]:
-    """Time the same with several threads, and compare it with one thread."""
+    """Time the same with several threads, and compare it with our one thread."""
     with write_updates("fedavg", count) as folder:
         task = {"method": "fedavg", "folder": folder}
-        one, several = hold([OURS, FAST], task), time_all(peers, {**task, "threads": THREADS})
+        one = {(entry, 1): (entry, task) for entry in (FAST, OURS)}
+        times = hold(one | list_tasks(peers, {**task, "threads": THREADS}))
     rows = list[Row]()
     for entry, how in ((FAST, "together, with numba"), (OURS, "one by one")):
-        name = f"fedavg, {count} {how}, {THREADS} threads (ms)"
-        alone = Baseline("our one thread", one[entry])
-        rows += compare_times(name, several, entry, {})
-        rows.append(compare(name, several[entry], SPEEDUP, peer=alone))
+        name, several = f"fedavg, {count} {how}, {THREADS} threads (ms)", (entry, THREADS)
+        alone = Baseline("our one thread", times[entry, 1])
+        rows += compare_times(name, times, several, {})
+        rows.append(compare(name, times[several], SPEEDUP, peer=alone))
     return rows
 
 
-def time_all(peers: Sequence[str], task: Mapping[str, Any]) -> dict[str, float]:
-    """Return the milliseconds of ours, of the peers, and of reading the bytes, by entry."""
-    return hold([OURS, FAST, *map(name_entry, peers), BYTES], task)
+def list_tasks(
+    peers: Sequence[str], task: Mapping[str, Any]
+) -> dict[tuple[str, int], tuple[str, Mapping[str, Any]]]:
+    """Return the tasks of ours, of the peers, and of reading the bytes, by entry and number of
+    threads.
+    """
+    entries = [OURS, FAST, *map(name_entry, peers), BYTES]
+    return {(entry, task.get("threads", 1)): (entry, task) for entry in entries}
 
 
 def name_entry(peer: str) -> str:
@@ -80,15 +90,31 @@ def name_entry(peer: str) -> str:
 
 
 def compare_times(
-    name: str, times: Mapping[str, float], ours: str, goals: Mapping[str, float]
+    name: str,
+    times: Mapping[tuple[str, int], float],
+    ours: tuple[str, int],
+    goals: Mapping[str, float],
 ) -> list[Row]:
-    """Return the rows of one of our entries."""
+    """Return the rows of one of our tasks, compared with those of as many threads."""
+    _, threads = ours
     peers = {
         entry.partition(":")[0].rpartition(".")[2]: milliseconds
-        for entry, milliseconds in times.items()
-        if entry not in {OURS, FAST, BYTES}
+        for (entry, used), milliseconds in times.items()
+        if used == threads and entry not in {OURS, FAST, BYTES}
     }
-    return compare_all(name, times[ours], peers, Baseline("reading", times[BYTES]), goals)
+    return compare_all(name, times[ours], peers, Baseline("reading", times[BYTES, threads]), goals)
+
+
+def measure_streaming(count: int) -> Row:
+    """Measure by how much memory grows while updates are added one by one."""
+    with write_updates("fedavg", count) as folder:
+        command = [sys.executable, "-m", "benchmarks.aggregation.streaming_memory", folder]
+        done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)  # noqa: S603
+    grown = int(done.stdout) / (4 * cost(full(NETWORK)).parameters)
+    limit = Baseline(AT_MOST, MOST_MODELS)
+    return compare(
+        f"fedavg, {count} one by one, growth of memory (models)", grown, 1.0, limit=limit
+    )
 
 
 def measure_percentile() -> Row:
@@ -104,7 +130,7 @@ def measure_percentile() -> Row:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        times = time_interleaved(tasks, time.process_time)
+        times = time_interleaved(tasks)
     finally:
         torch.set_num_threads(threads)
     peer = Baseline("np.partition", times["np.partition"])
@@ -119,7 +145,8 @@ def measure_methods() -> list[Row]:
     for name in ("fedavg", "heterofl", "fedfa"):
         with write_updates(name, 10) as folder:
             task = {"method": name, "folder": folder}
-            times[name] = hold([OURS, COUNTS] if name == "heterofl" else [OURS], task)
+            entries = [OURS, COUNTS] if name == "heterofl" else [OURS]
+            times[name] = hold({entry: (entry, task) for entry in entries})
     counted = Baseline("count tensors", times["heterofl"][COUNTS])
     plain = Baseline("our fedavg", times["fedavg"][OURS])
     return [
@@ -198,9 +225,10 @@ def count_tensors(task: Mapping[str, Any]) -> Callable[[], object]:
 def command(peers: tuple[str, ...], say: Say) -> list[Row]:
     """Compare the speed of aggregation with other projects.
 
-    Aggregate updates of a ResNet-18, and print the processor time, or the elapsed time of two
-    threads. The first run installs the other projects into the user's cache.
+    Aggregate updates of a ResNet-18 with one and with two threads, and print the elapsed time, and
+    the growth of memory. The first run installs the other projects into the user's cache.
     """
     rows = [row for count in GOALS for row in measure_fedavg(count, peers)]
     rows += measure_threads(min(GOALS), peers)
+    rows.append(measure_streaming(max(GOALS)))
     return [*rows, *measure_methods(), measure_percentile()]

@@ -9,16 +9,17 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.interleaved_timing import RUNS
 from benchmarks.peers.environments import PEERS, set_up
 
 __all__ = ["hold"]
 
+K = TypeVar("K")
 ROOT = Path(__file__).parents[2]
 
 
@@ -68,21 +69,20 @@ class Contestant:
         return line
 
 
-def hold(entries: Sequence[str], task: Mapping[str, Any]) -> dict[str, float]:
-    """Return the median milliseconds of each entry, a function as `module:function` that prepares a
-    task and returns the function to time.
+def hold(tasks: Mapping[K, tuple[str, Mapping[str, Any]]]) -> dict[K, float]:
+    """Return the median milliseconds of elapsed time of each task: an entry, which is a function as
+    `module:function` that prepares the task and returns the function to time, and its argument.
 
-    task: its `threads`, 1 by default, limit those of each process; with several, elapsed time
-        counts, otherwise processor time
+    The argument's `threads`, 1 by default, limit those of the process.
     """
     with ExitStack() as stack:
-        them = {entry: stack.enter_context(Contestant(entry, task)) for entry in entries}
+        them = {key: stack.enter_context(Contestant(*task)) for key, task in tasks.items()}
         for one in them.values():
             one.wait()
-        times: dict[str, list[float]] = {entry: [] for entry in entries}
+        times: dict[K, list[float]] = {key: [] for key in tasks}
         for turn in range(RUNS + 1):
-            for entry, one in them.items():
+            for key, one in them.items():
                 found = one.run()
                 if turn:  # the first is a warm-up
-                    times[entry].append(found)
-    return {entry: statistics.median(found) for entry, found in times.items()}
+                    times[key].append(found)
+    return {key: statistics.median(found) for key, found in times.items()}

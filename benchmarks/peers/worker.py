@@ -1,8 +1,7 @@
 """Run one implementation of a benchmarked task, this project's or a peer's, in its own process:
 prepare the task, and repeat it for each line of standard input.
 
-The process prints `ready`, and then the milliseconds of each run: of processor time, which other
-processes disturb less, or of elapsed time, where the task has several threads.
+The process prints `ready`, and then the milliseconds of elapsed time of each run.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ __all__ = ["main"]
 
 def main() -> None:
     module, function, text = sys.argv[1:]
-    task = json.loads(text)
-    run = getattr(importlib.import_module(module), function)(task)
-    clock = time.perf_counter if task.get("threads", 1) > 1 else time.process_time
+    run = getattr(importlib.import_module(module), function)(json.loads(text))
     print("ready", flush=True)
     for _ in sys.stdin:
-        start = clock()
+        start = time.perf_counter()
         kept = run()
-        milliseconds = 1000 * (clock() - start)
+        milliseconds = 1000 * (time.perf_counter() - start)
         del kept
         print(milliseconds, flush=True)
 

@@ -129,10 +129,10 @@ def compare_with_fedml() -> list[Row]:
     """Compare lossy codecs with FedML's functions, each in a process of its own."""
     ours, theirs = "benchmarks.weight_encoding.ours", f"benchmarks.weight_encoding.{PEER}"
     entries = [f"{module}:{name}" for name in FEDML.values() for module in (ours, theirs)]
-    times = hold(entries, {})
+    times = hold({entry: (entry, {}) for entry in entries})
     return [
         compare(
-            f"encode {codec}, processor time (ms)",
+            f"encode {codec}, in a process of its own (ms)",
             times[f"{ours}:{name}"],
             peer=Baseline(PEER, times[f"{theirs}:{name}"]),
         )

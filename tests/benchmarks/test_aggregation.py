@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
-from benchmarks.aggregation.command import ours, ours_fast
+from benchmarks.aggregation.command import measure_streaming, measure_threads, ours, ours_fast
 from benchmarks.aggregation.updates import map_updates, write_updates
 from benchmarks.peers.interleaved_processes import hold
 from federated.engine import fused_addition
@@ -27,4 +29,16 @@ def test_our_contestants_compute_the_weighted_mean(contestant, monkeypatch):
 
 def test_a_contestant_that_fails_is_named():
     with pytest.raises(RuntimeError, match="listdir"):
-        hold(["os:listdir"], {"method": "fedavg", "folder": "/none"})
+        hold({"one": ("os:listdir", {"method": "fedavg", "folder": "/none"})})
+
+
+def test_two_threads_are_compared_with_one_and_with_reading():
+    rows = {row.baseline.name: row for row in measure_threads(2, []) if "numba" in row.name}
+    assert rows.keys() == {"reading", "our one thread"}
+    assert len({row.ours for row in rows.values()}) == 1
+    assert all(row.ours > 0 and row.baseline.value > 0 for row in rows.values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory from /proc")
+def test_adding_updates_one_by_one_takes_the_memory_of_one_sum():
+    assert 0.9 < measure_streaming(3).ours < 1.1

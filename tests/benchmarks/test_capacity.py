@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks import scale
 from benchmarks.__main__ import main
 from benchmarks.capacity.estimate import COST_FLAGS, LEFT_OUT, list_doubts
 from benchmarks.capacity.measured_points import Line, fit_lines, read_points
 from benchmarks.capacity.needs import BEAT_BYTES, FleetNeeds, FleetPlan, find_needs
 from benchmarks.comparison.result import BenchmarkResult
 from benchmarks.comparison.rows import Failure
+from benchmarks.raw_agents import fleet_rows
 from edge_agent.bench.report import take_fingerprint
 from edge_agent.device.process_limits import Limits
 from federated.errors import ConfigError
@@ -43,11 +43,11 @@ def make_result(agents: int, coordinator: float, *, workers: float = 0.0) -> Ben
     """Return a result of scale whose rounds took these seconds of processor time, and 1 ms of the
     broker's and 0.1 MB for each agent.
     """
-    turn = scale.Turn(
+    turn = fleet_rows.Turn(
         1, agents, 9.0, 200_000_000 + 100_000 * agents, coordinator, agents / 1000, workers
     )
-    course = scale.Course((turn,), 1.0, agents, 1)
-    rows = tuple(scale.make_rows(course, course, agents, 20_000_000))
+    course = fleet_rows.Course((turn,), 1.0, agents, 1)
+    rows = tuple(fleet_rows.make_rows(course, course, agents, 20_000_000))
     options = {"agents": str(agents)} | ({"workers": "2"} if workers else {})
     return BenchmarkResult("scale", options, rows, {}, MACHINE, 0.1, "2026-01-02", 9.0)
 

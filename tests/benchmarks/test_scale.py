@@ -21,20 +21,21 @@ from benchmarks import scale
 from benchmarks.comparison.rows import Row
 from benchmarks.final_model_recomputation import ReplayResult, replay
 from benchmarks.fuzzing.samples import SUBMODEL
+from benchmarks.raw_agents import fleet_rows
 from benchmarks.raw_agents.updates import learn, make_update
 from coordinator.broker import local_broker as brokers
 from coordinator.store.run_store import Store
 from federated.errors import FleetError
 
 
-def make_course(*peaks: int) -> scale.Course:
-    turns = (scale.Turn(i, 10, 2.0, peak, 0.03, 0.01) for i, peak in enumerate(peaks, 1))
-    return scale.Course(tuple(turns), 1.0, 10, 90)
+def make_course(*peaks: int) -> fleet_rows.Course:
+    turns = (fleet_rows.Turn(i, 10, 2.0, peak, 0.03, 0.01) for i, peak in enumerate(peaks, 1))
+    return fleet_rows.Course(tuple(turns), 1.0, 10, 90)
 
 
 def test_a_large_fleet_may_need_three_models_more_than_a_small_one() -> None:
     def find_growth(*peaks: int) -> Row:
-        return scale.make_rows(make_course(100), make_course(*peaks), 10, 10)[-1]
+        return fleet_rows.make_rows(make_course(100), make_course(*peaks), 10, 10)[-1]
 
     assert find_growth(110, 130).met
     assert not find_growth(131, 110).met
@@ -43,8 +44,14 @@ def test_a_large_fleet_may_need_three_models_more_than_a_small_one() -> None:
 
 
 def test_the_time_of_an_agent_has_a_limit() -> None:
-    row = scale.make_rows(make_course(100), make_course(100), 10, 10)[1]
+    row = fleet_rows.make_rows(make_course(100), make_course(100), 10, 10)[1]
     assert (row.ours, row.limit.value, row.met) == (pytest.approx(3.0), 4.0, True)
+
+
+def test_an_agent_of_many_may_need_little_more_time_than_one_of_a_hundred() -> None:
+    row = fleet_rows.compare_hundred(make_course(100), make_course(100), 80)  # 0.3 and 0.375 ms
+    assert (row.ours, row.limit.value, row.met) == (pytest.approx(0.375), pytest.approx(0.3), True)
+    assert not fleet_rows.compare_hundred(make_course(100), make_course(100), 76).met  # 0.395 ms
 
 
 def test_a_lost_update_is_an_error() -> None:
