@@ -42,7 +42,7 @@ COMMANDS = {
     ),
     "codec-accuracy": LazyCommand(
         "benchmarks.weight_encoding.accuracy:command",
-        "Compare the accuracy of runs with each codec, and the...",
+        "Compare the accuracy of runs with each codec.",
     ),
     "core": LazyCommand(
         "benchmarks.event_processing:command",

@@ -70,8 +70,9 @@ def average(runs: Runs, score: str, seeds: Sequence[int]) -> float:
 )
 @CHECKPOINTS
 def command(log: Path, checkpoints: tuple[Path, Path] | None, say: Say) -> list[Row]:
-    """Compare the accuracy of runs with each codec, and the bytes of an update from two
-    checkpoints.
+    """Compare the accuracy of runs with each codec.
+
+    With two checkpoints, also count the bytes of an update.
     """
     rows = list(compare_runs(read_log(log)))
     if checkpoints:
