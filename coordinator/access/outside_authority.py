@@ -73,16 +73,14 @@ class OutsideAuthority:
     def install(self, folder: Path, keep: Path) -> None:
         """Let the broker use copies of the files in a folder, so that it never reads files that do
         not fit, whenever it loads them. Raises StoreError, and ConfigError if a list is older than
-        the one used last.
+        one used before, or missing.
 
-        keep: file of the lists used last, also by earlier processes.
+        keep: file of the newest list of each authority that any run with this folder used.
         """
         with explain_os_errors(StoreError, f"cannot write the broker's files to {folder}"):
             atomic_files.make_private(folder, "the broker's key")
             server = folder / "server.pem"
             self.served = ListenerFiles(folder / "ca.pem", server, server, folder / "crl.pem")
-            if keep.exists():
-                check_order(self._files.crl, self._content, read_lists(keep))
             self._keep = keep
             self._copy(self._content)
 
@@ -93,7 +91,6 @@ class OutsideAuthority:
         try:
             if (times := self._read_file_times()) != self._times:
                 content = read_files(self._files)
-                check_order(self._files.crl, content, self._content.lists)
                 self._copy(content)
                 self._times, self._content = times, content
                 self._warned.clear()
@@ -127,11 +124,18 @@ class OutsideAuthority:
         )
 
     def _copy(self, content: CheckedFiles) -> None:
-        served = self.served
+        """Raises ConfigError if a list is older than one used before, or missing; OSError."""
+        served, before = self.served, list(self._content.lists)
+        if self._keep is not None and self._keep.exists():
+            before += read_lists(self._keep, "the lists used before")
+        check_order(self._files.crl, content, before, self._keep)
+        if self._keep is not None:
+            ours = x509.load_pem_x509_certificates(content.ca)
+            others = [one for one in before if not is_signed(one, ours)]  # of other runs
+            kept = {one.public_bytes(PEM): None for one in (*others, *content.lists)}
+            atomic_files.write(self._keep, b"".join(kept))
         atomic_files.write(served.ca, content.ca)
-        for path in (served.crl, self._keep):
-            if path is not None:
-                atomic_files.write(path, content.crl)
+        atomic_files.write(served.crl, content.crl)
         # with its key in one file, so that both are always replaced together
         atomic_files.write(served.certificate, content.server, mode=0o600)
 
@@ -219,28 +223,41 @@ def is_signed(one: x509.CertificateRevocationList, authorities: Iterable[x509.Ce
 
 
 def check_order(
-    path: Path, content: CheckedFiles, before: Iterable[x509.CertificateRevocationList]
+    path: Path,
+    content: CheckedFiles,
+    before: Iterable[x509.CertificateRevocationList],
+    keep: Path | None,
 ) -> None:
-    """Raise ConfigError if a list is older than an earlier one of the same authority and scope:
-    certificates that were revoked meanwhile would be valid again.
+    """Raise ConfigError if a list is older than an earlier one of the same authority and scope, or
+    missing: certificates that were revoked meanwhile would be valid again.
+
+    keep: file that remembers the earlier ones.
     """
     authorities = x509.load_pem_x509_certificates(content.ca)
-    known = [one for one in before if is_signed(one, authorities)]
-    for new in content.lists:
-        for old in known:
-            if identify_list(new) != identify_list(old):
-                continue
-            number, least = (find_extension(one, x509.CRLNumber) for one in (new, old))
-            begin, first = new.last_update_utc, old.last_update_utc
-            older = begin < first
-            if isinstance(number, x509.CRLNumber) and isinstance(least, x509.CRLNumber):
-                older = number.crl_number < least.crl_number
-            if older:
-                raise ConfigError(
-                    f"{path}: expected a list of revoked certificates that is not older than the "
-                    f"one in use (of {first:%Y-%m-%d %H:%M} UTC), found one of "
-                    f"{begin:%Y-%m-%d %H:%M} UTC: install the authority's current list"
-                )
+    given = {identify_list(one): one for one in content.lists}
+    remedy = "install the authority's current list" + (
+        f", or remove {keep} if the authority started again" if keep is not None else ""
+    )
+    for old in before:
+        if not is_signed(old, authorities):
+            continue  # of an authority of another run, or of an earlier one
+        first, new = old.last_update_utc, given.get(identify_list(old))
+        if new is None:
+            raise ConfigError(
+                f"{path}: expected a list of revoked certificates of "
+                f"{old.issuer.rfc4514_string()[:100]}, as before, found none: {remedy}"
+            )
+        number, least = (find_extension(one, x509.CRLNumber) for one in (new, old))
+        begin = new.last_update_utc
+        older = begin < first
+        if isinstance(number, x509.CRLNumber) and isinstance(least, x509.CRLNumber):
+            older = number.crl_number < least.crl_number
+        if older:
+            raise ConfigError(
+                f"{path}: expected a list of revoked certificates that is not older than the "
+                f"one in use (of {first:%Y-%m-%d %H:%M} UTC), found one of "
+                f"{begin:%Y-%m-%d %H:%M} UTC: {remedy}"
+            )
 
 
 def identify_list(one: x509.CertificateRevocationList) -> tuple[object, ...]:
@@ -252,10 +269,14 @@ def identify_list(one: x509.CertificateRevocationList) -> tuple[object, ...]:
 def find_extension(
     one: x509.CertificateRevocationList, kind: type[x509.ExtensionType]
 ) -> x509.ExtensionType | None:
+    """Return an extension of a list; None if it has none. Raises ConfigError."""
     try:
         return one.extensions.get_extension_for_class(kind).value
     except x509.ExtensionNotFound:
         return None
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        issuer = one.issuer.rfc4514_string()[:100]
+        raise ConfigError(f"cannot read the extensions of the list of {issuer}: {error}") from error
 
 
 def leads_to(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> bool:
@@ -292,8 +313,8 @@ def read_key(path: Path) -> PrivateKeyTypes:
         raise ConfigError(f"broker.key: expected a key in PEM in {path}: {error}") from error
 
 
-def read_lists(path: Path) -> list[x509.CertificateRevocationList]:
-    with explain_os_errors(ConfigError, f"broker.crl: cannot read {path}"):
+def read_lists(path: Path, what: str = "broker.crl") -> list[x509.CertificateRevocationList]:
+    with explain_os_errors(ConfigError, f"{what}: cannot read {path}"):
         found = LISTS.findall(path.read_bytes())
     try:
         if found:
@@ -301,6 +322,4 @@ def read_lists(path: Path) -> list[x509.CertificateRevocationList]:
         problem = "found none"
     except ValueError as error:
         problem = str(error)
-    raise ConfigError(
-        f"broker.crl: expected lists of revoked certificates in PEM: {path}: {problem}"
-    )
+    raise ConfigError(f"{what}: expected lists of revoked certificates in PEM: {path}: {problem}")

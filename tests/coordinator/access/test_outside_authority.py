@@ -394,6 +394,31 @@ def test_an_older_list_does_not_replace_a_newer_one(
     another = read_outside_authority(settings(Company(tmp_path / "another"), tmp_path))
     assert another is not None
     another.install(tmp_path / "others", tmp_path / "last.pem")
+    company.crl.write_bytes(earlier)  # which the lists of another company do not make new
+    replayed = read_outside_authority(wanted)
+    assert replayed is not None
+    with pytest.raises(ConfigError, match="not older than the one"):
+        replayed.install(tmp_path / "others", tmp_path / "last.pem")
+
+
+def test_a_list_that_was_used_before_must_not_be_missing(
+    tmp_path: Path, company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it, what it revoked would be valid again, and then also with an older list."""
+    found = read_outside_authority(wanted := settings(company, tmp_path))
+    assert found is not None
+    found.install(tmp_path / "copies", tmp_path / "last.pem")
+    company.revoke(company.issue("pi"))
+    revoked, whole = found.refresh(), company.crl.read_bytes()
+    assert len(revoked) == 1
+    end = b"-----END X509 CRL-----\n"
+    company.crl.write_bytes(whole.split(end)[1] + end)  # that of the root
+    assert found.refresh() == revoked
+    assert "as before, found none" in caplog.text
+    again = read_outside_authority(wanted)
+    assert again is not None
+    with pytest.raises(ConfigError, match=r"of CN=devices,O=Company, as before, .*last.pem"):
+        again.install(tmp_path / "others", tmp_path / "last.pem")
 
 
 def test_the_end_of_a_list_is_announced(
