@@ -18,6 +18,7 @@ from coordinator.assign.affordable_submodels import (
 )
 from coordinator.assign.agent_track_record import Standing
 from coordinator.assign.decision_record import Decision
+from coordinator.assign.eligibility import explain_older_codec
 from coordinator.assign.last_results import LastResults
 from coordinator.assign.selection import make_generator
 from coordinator.assign.submodel_pins import Pin
@@ -157,7 +158,10 @@ def decide(
     found = []
     for index, (c, offers) in enumerate(zip(candidates, made, strict=True)):
         verdict = judge(index, c, offers, wire.codec)
-        if wire.slow_codec in c.profile.codecs and c.pin is None:
+        slow = wire.slow_codec in c.profile.codecs and not explain_older_codec(
+            c.profile, wire.slow_codec
+        )
+        if slow and c.pin is None:
             offers = predict(c, wire.slow_codec, c.standing)
             encoded = judge(index, c, offers, wire.slow_codec)
             if trains_more(encoded, verdict):

@@ -16,7 +16,7 @@ from federated.safe_text import make_safe
 from federated.task import Profile
 from federated.trainer_capabilities import GRAPHS, describe_missing, name_hook
 from federated.wire.codecs.catalogue import CODECS
-from federated.wire.envelope import ADDRESSES
+from federated.wire.envelope import ADDRESSES, CHANGES
 from models.submodel import Network
 
 __all__ = ["Eligibility", "explain_lacking_capabilities"]
@@ -56,6 +56,7 @@ class Eligibility:
             explain_misfit(profile.data, self.network)
             or explain_lacking_capabilities(profile, needed, self.config.method_name)
             or explain_lacking_codec(profile, self.config.wire.codec)
+            or explain_older_codec(profile, self.config.wire.codec)
             or (self._explain_gateway() if profile.devices else "")
             or explain_lacking_addresses(profile, self.config.http)
         )
@@ -114,6 +115,19 @@ def explain_lacking_codec(profile: Profile, codec: str) -> str:
     return (
         f"this run encodes updates with the codec '{codec}', which this device lacks (available: "
         f"{', '.join(profile.codecs) or 'none'}). {OWN_AGENT}: {remedy}. {OTHER_CLIENT}"
+    )
+
+
+def explain_older_codec(profile: Profile, codec: str) -> str:
+    """Return why an agent of an older protocol must not use a codec; empty if it may: it would
+    encode a variate as if it were weights.
+    """
+    known = CODECS.get(codec)
+    if known is None or not known.changes or profile.protocol >= CHANGES:
+        return ""
+    return (
+        f"this run encodes updates with the codec '{codec}', whose meaning changed with protocol "
+        f"{CHANGES}, and this device speaks {profile.protocol}: upgrade it"
     )
 
 

@@ -46,6 +46,7 @@ from federated.wire.release_messages import Installed, Release, Serving, Softwar
 
 __all__ = [
     "ADDRESSES",
+    "CHANGES",
     "MAX_MESSAGE",
     "MESSAGES",
     "OLDEST",
@@ -57,6 +58,7 @@ __all__ = [
 
 OLDEST = 3  # the lowest version that is still read; version 3 renamed topics
 ADDRESSES = 4  # the version since which manifests and grants may name an address
+CHANGES = 4  # the version since which codecs that encode changes send variates as they are
 PROTOCOL = 4
 # bytes of any message but a chunk (a release for 4,000 agents with the longest names); decoded, it
 # takes up to 80 times as many

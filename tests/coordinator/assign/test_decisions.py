@@ -191,7 +191,7 @@ def test_seconds_for_people(seconds: float, words: str) -> None:
 def test_a_slow_uplink_gets_the_codec_with_which_it_trains_more(slow_codec: str) -> None:
     size, deadline = 4 * cost(MENU[-1]).parameters, 30.0
     uplink = 2 * size / (1.2 * (deadline - 10.0))  # the weights and a raw update take too long
-    slow = replace(device("slow"), uplink=uplink, codecs=("raw", "int8"))
+    slow = replace(device("slow"), uplink=uplink, codecs=("raw", "int8"), protocol=4)
     lacking = replace(slow, agent="lacking", codecs=("raw",))
     config = Config(fleet=Fleet(deadline=deadline), wire=Wire(slow_codec=slow_codec))
     candidates = [QUICK, *(Candidate(one.agent, one) for one in (slow, lacking))]

@@ -8,13 +8,14 @@ from coordinator.assign.eligibility import (
     Eligibility,
     explain_lacking_capabilities,
     explain_lacking_codec,
+    explain_older_codec,
 )
 from coordinator.settings.config import Config
 from coordinator.settings.service_tables import Http
 from federated.data import loading
 from federated.task import Profile
 from federated.trainer_capabilities import CAPABILITIES
-from federated.wire.envelope import ADDRESSES
+from federated.wire.envelope import ADDRESSES, CHANGES
 from models.named_network import network
 
 CARD = loading.load_central("digits").card()
@@ -88,3 +89,9 @@ def test_an_agent_of_the_previous_protocol_is_refused_only_by_a_run_that_needs_m
         assert plain.explain_refusal(device) == ""
         why = http.explain_refusal(device)
         assert ("needs protocol 4, and this device speaks 3: upgrade" in why) == (number == 3)
+
+
+def test_an_agent_of_the_previous_protocol_must_not_use_codecs_that_changed_since() -> None:
+    older, able = (replace(profile(), protocol=number) for number in (CHANGES - 1, CHANGES))
+    assert "speaks 3: upgrade" in explain_older_codec(older, "int8")
+    assert explain_older_codec(older, "raw") == explain_older_codec(able, "int8") == ""
