@@ -6,7 +6,7 @@ actions.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 from coordinator.fleet.message_sender import Endpoint
 from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.update_file_names import TEMPORARY
-from coordinator.fleet.update_inbox import Inbox
+from coordinator.fleet.update_inbox import MAX_DAMAGED, Inbox
 from coordinator.observe.events import Publish, Rejected
 from coordinator.observe.round_records import RoundRecord
 from coordinator.round import round_actions as do
@@ -24,7 +24,7 @@ from coordinator.round.round_actions import Action
 from coordinator.round.round_state import Phase, Round, Rules, list_carried_tasks
 from coordinator.round.round_step import step
 from coordinator.round.tensor_check import Examined
-from coordinator.store.file_digest_check import find_problem
+from coordinator.store.file_digest_check import find_damage, find_problem
 from coordinator.store.journal import Base, Journal
 from coordinator.store.run_store import Store
 from coordinator.trust.message_checks import check_match
@@ -89,6 +89,7 @@ class RoundEventLoop:
         self._collectors: dict[Work, Collector] = {}
         self._updates: dict[Key, Update] = {}  # checked just now, as views of their files
         self._verified = set[Key]()  # checked just now by workers
+        self._lost = Counter[Key]()  # times that an accepted update was lost
         self._events: deque[on.RoundEvent] = deque()
 
     @property
@@ -212,12 +213,20 @@ class RoundEventLoop:
         try:
             self._updates[key] = self._update(key, collector)
         except UNREADABLE as error:
+            # what the system cannot read now may be undamaged
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise StoreError(f"cannot read {describe(key)}: {error}") from error
             self._request_again(key, collector, error)
         else:
             self.handle(on.UpdateFolded(self.clock(), key))
 
     def _request_again(self, key: Key, collector: Collector, problem: object) -> None:
         """Wait again for an accepted update that was lost. Its agent is asked once it is idle."""
+        self._lost[key] += 1
+        if self._lost[key] > MAX_DAMAGED:
+            raise StoreError(
+                f"{describe(key)}: {problem}, for the {self._lost[key]}th time: check the disk"
+            )
         log.error("%s: %s; it is requested again", describe(key), problem)
         self.inbox.remove(key)
         self.inbox.expect_also(key, collector.limit(self.round.tasks[key].task))
@@ -273,7 +282,7 @@ class RoundEventLoop:
             return self._updates.pop(key)
         path = self.inbox.path(key)
         known = key in self._verified or self.inbox.local
-        if not known and (problem := find_problem(path, self.round.tasks[key].digest)):
+        if not known and (problem := find_damage(path, self.round.tasks[key].digest)):
             raise Malformed(f"{path} {problem}")
         return self._read(self.round.tasks[key].task, path, collector)
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from coordinator.observe.events import TaskFailed as FailureReported
 from coordinator.round import round_events as on
-from coordinator.round.agent_handlers import put_agent, see_agent
+from coordinator.round.agent_handlers import put_agent, put_due_task, see_agent
 from coordinator.round.leases import count_wasted
 from coordinator.round.round_actions import Action, Answer, Forget, Receive, Relieve, Report
 from coordinator.round.round_state import Agent, Pace, Round, find_task, put_task
@@ -105,7 +105,9 @@ def reopen_task(r: Round, e: on.UpdateLost, out: list[Action]) -> Round:
         r = replace(r, phase=replace(r.phase, folding=None))
     if r.phase is not None and r.phase.closing == "quorum" and not r.phase.closed:
         r = replace(r, phase=replace(r.phase, closing=""))
-    return put_task(r, r.tasks[e.key].reopen(r.now))
+    agent, state = r.agents.get(e.key.agent), r.tasks[e.key].reopen(r.now)
+    lost = -1.0 if agent is not None and agent.online else r.now
+    return put_due_task(r, replace(state, lost=lost))
 
 
 def refuse_update(r: Round, e: on.UpdateRefused, out: list[Action]) -> Round:
