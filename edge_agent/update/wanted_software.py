@@ -77,7 +77,10 @@ def decide(wanted: Software | None, withdrawn: str, held: Held) -> Decision:
     if held.current == withdrawn and (wanted is None or wanted.name != withdrawn):
         if held.previous and held.previous not in held.refused:
             return Decision("return", f"{withdrawn} was rolled back", WITHDRAWN)
-        return Decision("refuse", f"{withdrawn} was rolled back, and there is no other one here")
+        if wanted is None:
+            return Decision(
+                "refuse", f"{withdrawn} was rolled back, and there is no other one here"
+            )
     if wanted is None:
         return Decision("nothing", "the run wants no particular version")
     if wanted.name == held.current:

@@ -31,6 +31,8 @@ HELD = Held(NOW.name, "first", "0.2.0")
         (NOW, NOW.name, HELD, "nothing", "is installed"),
         (None, NOW.name, Held(NOW.name, "", "0.2.0"), "refuse", "no other one"),
         (None, NOW.name, Held(NOW.name, "b", "0.2.0", {"b": "it broke"}), "refuse", "no other"),
+        (NEW, NOW.name, Held(NOW.name, "b", "0.2.0", {"b": WITHDRAWN}), "install", "wants 0.10.0"),
+        (NEW, NOW.name, Held(NOW.name, "", "0.2.0"), "install", "wants 0.10.0"),
         (None, NEW.name, HELD, "nothing", "no particular version"),
     ],
 )
