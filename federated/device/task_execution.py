@@ -5,6 +5,7 @@ a trainer, and write the update. Torch-free.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +21,7 @@ from federated.device.trainers.trainer import (
     Trainer,
     uses_graphs,
 )
-from federated.errors import Refused
+from federated.errors import Refused, describe_os_error
 from federated.system.file_mapping import map_file
 from federated.task import Task, Update, count_parts
 from federated.trainer_capabilities import (
@@ -43,6 +44,8 @@ from federated.training.training_inputs import (
 from federated.wire import tensors as blobs
 
 __all__ = ["carry_out", "perform"]
+
+log = logging.getLogger(__name__)
 
 
 def carry_out(
@@ -71,11 +74,30 @@ def carry_out(
         update = replace(update, notes={**update.notes, **execution.effort()})
     statistics = trainer.shapes(task.submodel).statistics
     encoded, residual = encode_trained(task, update, received, kept, statistics)
-    if memory or residual:
-        state_between_rounds.write(kept, task.round, {**memory, **residual}, since=task.since)
+    store_memory(kept, task, memory, residual)
     with result.open("wb") as file:
         file.writelines(encoded)
     return float(update.notes.get("loss", math.nan))
+
+
+def store_memory(
+    folder: Path, task: Task, memory: Mapping[str, Array], residual: Mapping[str, Array]
+) -> None:
+    """Store what a device keeps between rounds. residual: what only improves its later updates, and
+    is left out if the disk has no room for it. Raises OSError.
+    """
+    if residual:
+        try:
+            state_between_rounds.write(folder, task.round, {**memory, **residual}, since=task.since)
+            return
+        except OSError as error:
+            log.warning(
+                "no error feedback in the next update: cannot store what the codec left out of "
+                "this one: %s",
+                describe_os_error(error),
+            )
+    if memory:
+        state_between_rounds.write(folder, task.round, memory, since=task.since)
 
 
 def perform(
