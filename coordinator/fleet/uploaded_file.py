@@ -31,7 +31,8 @@ class UploadedFile:
         self.manifest, self.path, self._sync, self._verify = manifest, path, sync, verify
         self.part = path.with_name(path.name + PART)
         note = path.with_name(path.name + HAVE)
-        if note.exists() or self.size > manifest.size:  # of a transfer in chunks, or another one
+        # of a transfer in chunks, or another one; or of an earlier process, if nothing verifies it
+        if note.exists() or self.size > manifest.size or not verify:
             self.part.unlink(missing_ok=True)  # after a kill, there may be the note only
             note.unlink(missing_ok=True)
         self.part.touch()
@@ -74,12 +75,10 @@ class UploadedFile:
         Refused is raised.
         """
         with self.part.open("rb") as file:
-            found = self.manifest.sha256
-            if self._verify:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = hashlib.file_digest(file, "sha256").hexdigest() if self._verify else ""
             if self._sync:
                 os.fsync(file.fileno())
-        if found != self.manifest.sha256:
+        if self._verify and found != self.manifest.sha256:
             self.part.unlink()
             self.part.touch()
             raise Refused(

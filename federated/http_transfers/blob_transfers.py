@@ -71,6 +71,16 @@ class FileCopy:
         """Do nothing: the transfer is complete."""
 
 
+def replace_file(path: Path, data: memoryview) -> None:
+    """Give a file that permits its upload this content, at once: the coordinator may read it. Do
+    nothing without the file. Raises OSError.
+    """
+    if path.exists():
+        copy = path.with_name(f"{path.name}.copy")
+        copy.write_bytes(data)
+        copy.replace(path)
+
+
 def make_download(access: HttpAccess, url: str, part: Path, sha256: str, size: int) -> BlobTransfer:
     """Return the download of a blob of `size` bytes into `part`. Raises Refused for an address that
     this device must not use, OSError if the disk has no room.
@@ -85,5 +95,5 @@ def make_upload(access: HttpAccess, url: str, data: memoryview, name: str) -> Bl
     address that this device must not use.
     """
     if isinstance(access, SharedFolder):
-        return FileCopy(url, len(data), lambda: Path(url).write_bytes(data))
+        return FileCopy(url, len(data), lambda: replace_file(Path(url), data))
     return HttpUpload(access, url, data, name)

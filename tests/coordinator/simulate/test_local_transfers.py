@@ -59,11 +59,19 @@ def test_files_and_messages_give_the_same_weights(
     assert weights[0] == weights[1]
 
 
-def test_a_full_disk_is_a_failure_of_the_transfer(tmp_path: Path) -> None:
-    url = str(tmp_path / "missing" / "one")
-    download = make_download(SharedFolder(), url, tmp_path / "part", "", 4)
-    upload = make_upload(SharedFolder(), url, memoryview(b"1234"), "w1")
+def test_a_failure_of_the_disk_is_one_of_the_transfer(tmp_path: Path) -> None:
+    missing, place = tmp_path / "missing", tmp_path / "place"
+    place.touch()
+    (tmp_path / "place.copy").mkdir()  # where the upload writes first
+    download = make_download(SharedFolder(), str(missing), tmp_path / "part", "", 4)
+    upload = make_upload(SharedFolder(), str(place), memoryview(b"1234"), "w1")
     for transfer in (download, upload):
         transfer.start()
         assert isinstance(transfer.failure, DiskFailure)
         assert (transfer.running, transfer.moved) == (False, 0)
+
+
+def test_an_upload_that_is_not_expected_writes_nothing(tmp_path: Path) -> None:
+    upload = make_upload(SharedFolder(), str(tmp_path / "place"), memoryview(b"1234"), "w1")
+    upload.start()
+    assert not list(tmp_path.iterdir())
