@@ -33,7 +33,7 @@ __all__ = ["upgrade"]
     "labels",
     multiple=True,
     metavar="LABEL",
-    help="only for the run's agents with this label; repeat it for several",
+    help="only for the run's agents with this label; repeat it for agents with all of several",
 )
 @click.option(
     "--group",
@@ -41,7 +41,7 @@ __all__ = ["upgrade"]
     multiple=True,
     metavar="GROUP",
     help="only for the run's agents in this group, which the coordinator keeps; repeat it for "
-    "several",
+    "agents in all of several",
 )
 @click.option(
     "--canary",

@@ -327,10 +327,9 @@ def find_least_heartbeat(agents: int, limit: int = 0) -> float:
 
     limit: see `Rules.beats`.
     """
-    seconds = (1 << agents.bit_length()) / min(HEARTBEATS, limit or HEARTBEATS)
-    if seconds <= QUICKEST:
-        return 0.0
-    return seconds if limit else min(seconds, RAREST)
+    rounded = 1 << agents.bit_length()
+    seconds = max(min(rounded / HEARTBEATS, RAREST), rounded / limit if limit else 0.0)
+    return 0.0 if seconds <= QUICKEST else seconds
 
 
 def list_phase_tasks(r: Round) -> list[TaskState]:

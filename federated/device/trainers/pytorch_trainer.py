@@ -115,9 +115,9 @@ class PyTorchTrainer:
                 yield net, tensors
             return
         cached = self.device == "cuda"
-        net = deepcopy(build_on_gpu(submodel, seed)) if cached else build_arranged(submodel, seed)
+        net = deepcopy(build_once(submodel, seed)) if cached else build_arranged(submodel, seed)
         copy_weights(start.weights, net.state_dict())
-        yield net, None
+        yield net.to(self.device), None
 
     def survey(self, run: Run, data: Examples, memory: int) -> dict[str, Any]:
         if run.network is None or not run.menu:
@@ -227,11 +227,11 @@ def has_plain_hooks(start: Start) -> bool:
 
 
 @lru_cache(maxsize=8)
-def build_on_gpu(submodel: Submodel, seed: int) -> nn.Module:
-    """Return an initial network on the GPU, which callers must not change. Copying it is faster
-    than drawing its weights.
+def build_once(submodel: Submodel, seed: int) -> nn.Module:
+    """Return an initial network, which callers must not change. Copying it is faster than drawing
+    its weights.
     """
-    return build_arranged(submodel, seed).to("cuda")
+    return build_arranged(submodel, seed)
 
 
 def build_arranged(submodel: Submodel, seed: int = 0) -> nn.Module:
@@ -239,12 +239,9 @@ def build_arranged(submodel: Submodel, seed: int = 0) -> nn.Module:
 
 
 def copy_weights(weights: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> None:
-    """Copy arrays, which may be read-only, into the tensors of a network."""
+    """Copy arrays into the tensors of a network on the CPU."""
     for name, value in weights.items():
-        if tensors[name].is_cuda:
-            tensors[name].copy_(torch.from_numpy(np.array(value)))
-        else:
-            np.copyto(tensors[name].numpy(), value)
+        np.copyto(tensors[name].numpy(), value)
 
 
 def copy_to_array(value: Tensor) -> Array:
