@@ -127,6 +127,7 @@ class Member:
             data=self.data.card(),
             timings=timings,
             codecs=self.codecs,
+            protocol=envelope.PROTOCOL,
             **facts,
         )
 
