@@ -200,6 +200,7 @@ class Device:
             timings,
             survey_once(run),
             codecs=("raw", "int8"),
+            protocol=envelope.PROTOCOL,
             capabilities=tuple(sorted(PYTORCH.capabilities)),
         )
         return (
