@@ -72,8 +72,8 @@ def build(submodel: Submodel, device: str = "cpu", seed: int = 0) -> nn.Module:
 
 
 def arrange_channels(net: nn.Module, submodel: Submodel) -> nn.Module:
-    """Arrange the weights of wide 2D convolutions by pixel, with the channels of a pixel side by
-    side (NHWC, PyTorch's `channels_last`), and return the network. Their outputs follow. On one
+    """Store the weights of 2D convolutions in PyTorch's memory format `channels_last` (NHWC) if the
+    widest one has at least WIDE output channels, and return the network. Outputs follow. On one
     core, a training step of a MobileNet takes 0.6 times as long, of a small ResNet 0.8 times, of a
     ResNet-18 0.95 times. Shapes, names and, to within rounding, results are the same.
 

@@ -74,16 +74,18 @@ class UploadedFile:
         """Move the whole update to `path`. If its digest is wrong, the upload starts over, and
         Refused is raised.
         """
+        expected = found = self.manifest.sha256
         with self.part.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest() if self._verify else ""
+            if self._verify:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
             if self._sync:
                 os.fsync(file.fileno())
-        if self._verify and found != self.manifest.sha256:
+        if found != expected:
             self.part.unlink()
             self.part.touch()
             raise Refused(
-                f"transfer {self.manifest.transfer}: expected sha256 "
-                f"{self.manifest.sha256[:16]}, found {found[:16]}; the transfer starts over"
+                f"transfer {self.manifest.transfer}: expected sha256 {expected[:16]}, found "
+                f"{found[:16]}; the transfer starts over"
             )
         self.part.replace(self.path)
         return self.path

@@ -23,7 +23,7 @@ from tests.support.small_tasks import task as make_task
 Arrays = Mapping[str, np.ndarray]
 LIMIT = 1 << 20
 FED = [name for name in codec_names() if CODECS[name].feedback]
-ENTRIES = 2000  # of a tensor of which the top tenth is sent
+ENTRIES = 2000  # of a tensor; `top10` sends a tenth of them
 
 
 def make(number: int, since: int, codec: str = "top10-zstd", **changes: object) -> Task:
