@@ -25,6 +25,7 @@ from benchmarks.comparison.rows import Row
 from benchmarks.final_model_recomputation import ReplayResult, read_durations, replay
 from benchmarks.output_path_checks import make_folder
 from benchmarks.raw_agents.fleet_rows import FEW, HUNDRED, Course, Turn, compare_hundred, make_rows
+from benchmarks.raw_agents.fold_times import READER, read_fold_times
 from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet
 from coordinator.broker import local_broker as brokers
@@ -68,6 +69,7 @@ SETTINGS = {
     "evaluate.devices": False,
     "evaluate.calibrate": "coordinator",
     "evaluate.examples": 8,
+    "observe.readers": [READER],
 }
 
 
@@ -295,7 +297,7 @@ def read_turns(folder: Path, rounds: int, peaks: list[Sample]) -> tuple[Turn, ..
     """
     with closing(Store.open(folder, RUN, read_only=True)) as store:
         usage = [*peaks, *[peaks[-1]] * (rounds - len(peaks))]
-        before = [Sample(), *usage]
+        before, folds = [Sample(), *usage], read_fold_times(folder / RUN)
         return tuple(
             Turn(
                 number,
@@ -306,9 +308,10 @@ def read_turns(folder: Path, rounds: int, peaks: list[Sample]) -> tuple[Turn, ..
                 round(now.broker - then.broker, 2),
                 # a worker that was killed takes its time with it
                 round(max(0.0, now.workers - then.workers), 2),
+                fold,
             )
-            for (number, seconds, *_), now, then in zip(
-                store.read_history(), usage, before, strict=False
+            for (number, seconds, *_), now, then, fold in zip(
+                store.read_history(), usage, before, folds, strict=False
             )
         )
 

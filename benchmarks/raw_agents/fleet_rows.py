@@ -25,6 +25,7 @@ class Turn:
     rss: peak memory of the coordinator in bytes
     coordinator, broker: seconds of processor time of each
     workers: seconds of processor time of the processes that receive updates, all together
+    fold: seconds of the coordinator's processor time in which it added updates
     """
 
     round: int
@@ -34,6 +35,7 @@ class Turn:
     coordinator: float
     broker: float
     workers: float = 0.0
+    fold: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ def make_rows(
         compare(
             f"{name}, coordinator's processor time per agent (ms)",
             find_time_per_agent(many, agents),
+        ),
+        compare(
+            f"{name}, of which without adding updates (ms)",
+            1000 * statistics.median(turn.coordinator - turn.fold for turn in turns) / agents,
             1.0,
             limit=Baseline(AT_MOST, MOST_TIME) if limited else None,
         ),

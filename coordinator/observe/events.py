@@ -104,10 +104,12 @@ class StageFinished:
 
     stage: fold, snapshot, finish, evaluate or save.
     seconds: its duration.
+    processor: seconds of processor time of its thread.
     """
 
     stage: str
     seconds: float
+    processor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -308,6 +310,7 @@ def skip_repeats(read: Publish) -> Publish:
 @contextmanager
 def time_stage(publish: Publish, stage: str) -> Iterator[None]:
     """Publish the duration of the block."""
-    start = time.perf_counter()
+    start, before = time.perf_counter(), time.thread_time()
     yield
-    publish(StageFinished(stage, time.perf_counter() - start))
+    seconds, processor = time.perf_counter() - start, time.thread_time() - before
+    publish(StageFinished(stage, seconds, processor))

@@ -29,7 +29,9 @@ from federated.errors import FleetError
 
 
 def make_course(*peaks: int) -> fleet_rows.Course:
-    turns = (fleet_rows.Turn(i, 10, 2.0, peak, 0.03, 0.01) for i, peak in enumerate(peaks, 1))
+    turns = (
+        fleet_rows.Turn(i, 10, 2.0, peak, 0.03, 0.01, fold=0.01) for i, peak in enumerate(peaks, 1)
+    )
     return fleet_rows.Course(tuple(turns), 1.0, 10, 90)
 
 
@@ -43,9 +45,10 @@ def test_a_large_fleet_may_need_three_models_more_than_a_small_one() -> None:
     assert find_growth(100).ratio is None
 
 
-def test_the_time_of_an_agent_has_a_limit() -> None:
-    row = fleet_rows.make_rows(make_course(100), make_course(100), 10, 10)[1]
-    assert (row.ours, row.limit.value, row.met) == (pytest.approx(3.0), 4.0, True)
+def test_the_time_of_an_agent_without_adding_its_update_has_a_limit() -> None:
+    whole, rest = fleet_rows.make_rows(make_course(100), make_course(100), 10, 10)[1:3]
+    assert (whole.ours, whole.met) == (pytest.approx(3.0), None)
+    assert (rest.ours, rest.limit.value, rest.met) == (pytest.approx(2.0), 4.0, True)
 
 
 def test_an_agent_of_many_may_need_little_more_time_than_one_of_a_hundred() -> None:

@@ -59,7 +59,7 @@ def write_event(event: Event) -> None:
             write(INFO, "broker returned", "connected to the broker again")
         case events.LinkChanged(lost):
             write(WARNING, "broker lost", f"lost the connection to the broker: {lost}")
-        case events.StageFinished(stage, seconds) if stage != "fold":  # one per update
+        case events.StageFinished(stage, seconds, _) if stage != "fold":  # one per update
             write(INFO, stage, f"{stage} took {seconds:.2f} s", seconds=round(seconds, 4))
         case events.RunEnded(phase, reason):
             write(INFO, "coordinator ended", f"the coordinator stopped: {reason}", phase=phase)

@@ -91,7 +91,7 @@ class RunMeter:
                 self._epsilon = epsilon
             case events.LinkChanged(lost):
                 self._connected = not lost
-            case events.StageFinished(stage, seconds):
+            case events.StageFinished(stage, seconds, _):
                 self._stages.labels(stage if stage in STAGES else "other").observe(seconds)
             case events.RoundEnded(done):
                 self._end(done)
