@@ -9,13 +9,16 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from federated.errors import ExportError, require_extra
 from federated.runtime.torch_import import pause_collection
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 __all__ = ["OPSET", "convert", "import_onnx"]
 
@@ -47,15 +50,15 @@ def _cache_translations() -> None:
 
 
 def convert(
-    net: nn.Module,
+    net: nn.Module | ExportedProgram,
     examples: Sequence[Tensor],
     inputs: Sequence[str],
     outputs: Sequence[str],
     title: str,
     **options: Any,
 ) -> Any:
-    """Return the ONNX model proto of a module, with its weights inside and without paths of this
-    machine.
+    """Return the ONNX model proto of a module or a program, with its weights inside and without
+    paths of this machine.
 
     examples: one per input.
     title: what errors call the module.

@@ -175,6 +175,7 @@ WITH_TORCH = {  # all exceptions
     "export.trainstep.named_tensor_function",
     "export.trainstep.optimisers",
     "export.trainstep.recomputed_attention",
+    "export.trainstep.traced_program",
     "export.trainstep.training_step",
     "export.trainstep.weighted_norm",
     "federated.device.trainers.pytorch_trainer",

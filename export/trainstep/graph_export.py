@@ -1,8 +1,8 @@
 """Export a function of named tensors as an ONNX graph of ONNX's own operators.
 
-PyTorch traces the function, gradients included, into operators below autograd
-(`torch.fx.experimental.proxy_tensor.make_fx`), and its exporter translates these. ONNX Runtime then
-folds what is constant, and inlines the exporter's functions, which are not ONNX operators.
+PyTorch traces the function, gradients included, into operators below autograd, and its exporter
+translates these. ONNX Runtime then folds what is constant, and inlines the exporter's functions,
+which are not ONNX operators.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import onnxruntime
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from export.pytorch_to_onnx import convert, import_onnx
-from export.trainstep.decompositions.table import DECOMPOSITIONS
 from export.trainstep.named_tensor_function import GraphFunction
 from export.trainstep.recomputed_attention import RecomputedAttention
+from export.trainstep.traced_program import leave_decomposed, make_program, trace
 from federated.errors import ExportError
 from federated.onnx_graph_contents import refuse_foreign_operators
 
@@ -39,8 +38,12 @@ def export_graph(function: GraphFunction) -> bytes:
     onnx = import_onnx()
     # separate copies: PyTorch merges inputs that are the same tensor
     examples = [value.clone() for value in function.inputs.values()]
-    traced, outputs = trace(function, examples)
-    raw = convert(traced, examples, list(function.inputs), outputs, function.title, optimize=False)
+    traced, outputs = trace_function(function, examples)
+    inputs = list(function.inputs)
+    with leave_decomposed():
+        raw = convert(
+            make_program(traced), examples, inputs, outputs, function.title, optimize=False
+        )
     model = fold_constants(onnx, raw)
     used = [one for one in model.opset_import if one.domain == ""]
     del model.opset_import[:]
@@ -55,7 +58,9 @@ def export_graph(function: GraphFunction) -> bytes:
     return data
 
 
-def trace(function: GraphFunction, examples: Sequence[Tensor]) -> tuple[GraphModule, list[str]]:
+def trace_function(
+    function: GraphFunction, examples: Sequence[Tensor]
+) -> tuple[GraphModule, list[str]]:
     """Return the function as a graph of operators, and the names of its outputs.
 
     ExportError: it draws random numbers that are not inputs, or PyTorch cannot trace it.
@@ -67,22 +72,14 @@ def trace(function: GraphFunction, examples: Sequence[Tensor]) -> tuple[GraphMod
         outputs[:] = found
         return tuple(found.values())
 
-    tracing = make_fx(
-        compute,
-        decomposition_table=dict(DECOMPOSITIONS),
-        tracing_mode="fake",
-        _allow_non_fake_inputs=True,  # the network's constants
-    )
     # the gradient of fused attention is one operator, which ONNX lacks
     with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), RecomputedAttention():
         warnings.simplefilter("ignore")
         try:
-            traced = tracing(*examples)
+            traced = trace(compute, examples)
         except Exception as error:  # a user's network can raise anything
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ExportError(f"{function.title} cannot be traced: {reason}") from error
-    traced.graph.eliminate_dead_code()
-    traced.recompile()
     refuse_draws(function.title, traced)
     return traced, outputs
 

@@ -84,8 +84,11 @@ class Answers(nn.Module):
         return {name: given[PARAMETER + name] for name, _ in self.net.named_parameters()}
 
     def copy_buffers(self) -> dict[str, Tensor]:
-        """Return copies of all buffers, which batch norm changes in place."""
-        return {name: value.clone() for name, value in self.net.named_buffers()}
+        """Return copies of all buffers, which batch norm changes in place. A trace knows them as
+        tensors of its own.
+        """
+        lift = torch.ops.aten.lift_fresh
+        return {name: lift(value).clone() for name, value in self.net.named_buffers()}
 
 
 def make_examples(net: nn.Module, network: Network, batch: int) -> dict[str, Tensor]:
