@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import secrets
 import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from coordinator import audit_log
 from coordinator.audit_log import Actor
 from federated.errors import Refused, StoreError, explain_os_errors
+from federated.system.disk_sync import sync
 
 __all__ = ["LIMIT", "REGISTRY", "Certificate", "Registry", "hash_secret"]
 
@@ -69,6 +71,26 @@ class Certificate:
     pem: str
 
 
+def create(path: Path) -> None:
+    """Create a registry under a temporary name, and give it its own name unless another thread or
+    process was faster. Raises OSError, sqlite3.Error.
+
+    SQLite does not wait for another process that changes a file to write-ahead logging. And to
+    close an existing file would drop the locks of this process's connections to it.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(3)}.part")
+    try:
+        os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        with closing(sqlite3.connect(part, isolation_level=None)) as made:
+            made.executescript(f"pragma journal_mode = wal; {SCHEMA}")
+        sync(part)
+        with suppress(FileExistsError):
+            path.hardlink_to(part)
+    finally:
+        part.unlink(missing_ok=True)
+    sync(path.parent)
+
+
 class Registry:
     """The open registry, usable from any thread. Methods raise StoreError if the file cannot be
     read or written.
@@ -79,17 +101,13 @@ class Registry:
         self._change = threading.Lock()
         problem = f"{path}: cannot open the registry of agents"
         with explain_os_errors(StoreError, problem, sqlite3.Error):
-            # To close the existing file would drop the locks of this process's other connections.
-            # Another process then removes SQLite's log as if it was the last to close the file,
-            # and this process no longer sees what others write.
             if not path.exists():
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+                create(path)
             self._base = sqlite3.connect(
                 path, timeout=BUSY, isolation_level=None, check_same_thread=False
             )
-            self._base.executescript(
-                f"pragma journal_mode = wal; pragma synchronous = full; {SCHEMA}"
-            )
+            # creates the tables that an earlier version did not have
+            self._base.executescript(f"pragma synchronous = full; {SCHEMA}")
         self.path = path
 
     def close(self) -> None:
