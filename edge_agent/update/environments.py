@@ -28,7 +28,15 @@ from federated.runtime.console import Say
 from federated.system.disk_sync import sync
 from federated.system.file_locks import lock_path, unlock_path
 
-__all__ = ["MARK", "STAGED", "Environments", "find_environments", "hold_lock"]
+__all__ = [
+    "MARK",
+    "ROLLED_BACK",
+    "STAGED",
+    "Environments",
+    "Refusal",
+    "find_environments",
+    "hold_lock",
+]
 
 CURRENT, PREVIOUS, LOCK = "current", "previous", "update.lock"
 TRIAL, REFUSED = "trial.json", "refused.json"
@@ -47,6 +55,20 @@ class Trial(msgspec.Struct, frozen=True):
 
     environment: str
     starts: int = 0
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why this device left a version, or did not take it.
+
+    reason: in words.
+    withdrawn: the run rolled it back; unlike other versions, the run may want it again.
+    """
+
+    reason: str
+    withdrawn: bool = False
+
+
+ROLLED_BACK = Refusal("the run rolled it back", withdrawn=True)
 
 
 class Environments:
@@ -140,20 +162,25 @@ class Environments:
 
     # ---- refusals --------------------------------------------------------------------------------
 
-    def read_refused(self) -> dict[str, str]:
+    def read_refused(self) -> dict[str, Refusal]:
         """Return the versions that `edge-agent update --wanted` leaves out, and why. `--rollback`
         returns to none of them.
         """
+        kind = dict[str, Refusal | str]  # earlier versions wrote the reason only
         try:
-            return msgspec.json.decode((self.root / REFUSED).read_bytes(), type=dict[str, str])
+            found = msgspec.json.decode((self.root / REFUSED).read_bytes(), type=kind)
         except (OSError, msgspec.MsgspecError):
             return {}
+        return {
+            name: Refusal(why, why == ROLLED_BACK.reason) if isinstance(why, str) else why
+            for name, why in found.items()
+        }
 
-    def refuse(self, version: str, reason: str) -> None:
+    def refuse(self, version: str, why: Refusal) -> None:
         """Record that this device left a version, or did not take it. Raises OSError."""
-        others = {name: why for name, why in self.read_refused().items() if name != version}
+        others = {name: one for name, one in self.read_refused().items() if name != version}
         kept = dict(list(others.items())[1 - MOST_REFUSED :])
-        atomic_files.write(self.root / REFUSED, msgspec.json.encode({**kept, version: reason}))
+        atomic_files.write(self.root / REFUSED, msgspec.json.encode({**kept, version: why}))
 
     def accept(self, version: str) -> None:
         """Forget that this device left a version. Raises OSError."""

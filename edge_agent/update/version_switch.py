@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_agent.device.start_record import read_start, remove_start
-from edge_agent.update.environments import Environments, find_environments, hold_lock
+from edge_agent.update.environments import Environments, Refusal, find_environments, hold_lock
 from edge_agent.update.health_check import Device, check_environment
 from edge_agent.update.installation import StagedWheel, build_environment, stage_wheel
 from edge_agent.update.service_user import ServiceUser, find_service_user
@@ -137,7 +137,7 @@ def restart_or_return(
         return
     back, _ = places.roll_back()
     with contextlib.suppress(OSError):  # a full disk must not prevent the restart
-        places.refuse(new.name, reason)
+        places.refuse(new.name, Refusal(reason))
     problem = f"went back from {new.name} to {back.name}: {reason}"
     try:
         restart(request.unit)
@@ -191,18 +191,20 @@ def go_back(device: Device, unit: str, say: Say) -> dict[str, str]:
         if back is not None and (why := places.read_refused().get(back.name)) is not None:
             raise UsageError(
                 f"there is no earlier environment to go back to: this device left {back.name} "
-                f"before ({why}); to return to it, install it again with edge-agent update"
+                f"before ({why.reason}); to return to it, install it again with edge-agent update"
             )
-        return_to_previous(places, unit, say, "its owner went back")
+        return_to_previous(places, unit, say, Refusal("its owner went back"))
     return describe(places)
 
 
-def return_to_previous(places: Environments, unit: str, say: Say, reason: str = "") -> None:
+def return_to_previous(
+    places: Environments, unit: str, say: Say, leaving: Refusal | None = None
+) -> None:
     """Return to the previous environment, and restart the service if one is named. Raises
     UsageError, ConfigError, StoreError.
 
-    reason: recorded of the environment that is left, so that `go_back` does not return to it;
-    empty: it may.
+    leaving: recorded of the environment that is left, so that `go_back` does not return to it;
+    None: it may.
     """
     back, old = places.roll_back()
     say(f"went back from {old.name} to {back.name}")
@@ -214,8 +216,8 @@ def return_to_previous(places: Environments, unit: str, say: Say, reason: str = 
     finally:
         with explain_os_errors(StoreError, f"cannot write to {places.root}"):
             places.accept(back.name)
-            if reason:
-                places.refuse(old.name, reason)
+            if leaving is not None:
+                places.refuse(old.name, leaving)
 
 
 def count_start(device: Device, say: Say) -> dict[str, str]:
@@ -237,7 +239,7 @@ def count_start(device: Device, say: Say) -> dict[str, str]:
             places.begin_trial(current, trial.starts + 1)
         else:
             back, old = places.roll_back()
-            places.refuse(old.name, f"it did not join in {MOST_STARTS} starts")
+            places.refuse(old.name, Refusal(f"it did not join in {MOST_STARTS} starts"))
             say(f"{old.name} did not join in {MOST_STARTS} starts: went back to {back.name}")
     return describe(places)
 

@@ -17,7 +17,13 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from edge_agent.update import software_exchange
-from edge_agent.update.environments import Environments, find_environments, hold_lock
+from edge_agent.update.environments import (
+    ROLLED_BACK,
+    Environments,
+    Refusal,
+    find_environments,
+    hold_lock,
+)
 from edge_agent.update.health_check import Device, run_check
 from edge_agent.update.installation import locate
 from edge_agent.update.service_user import ServiceUser, find_service_user
@@ -38,8 +44,6 @@ from federated.wire.release_messages import Installed, Software
 __all__ = ["Decision", "Held", "decide", "follow"]
 
 LOWEST = Version("0.dev0")
-# why a version was left that the run rolled back: unlike others, the run may want it again
-WITHDRAWN = "the run rolled it back"
 TIMEOUT = 300.0  # seconds for a question, which a slow board asks within a minute
 
 
@@ -55,7 +59,7 @@ class Held:
     current: str
     previous: str
     release: str
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,19 +68,19 @@ class Decision:
 
     step: nothing; install it; go back to the previous environment; or refuse it.
     reason: why, in words.
-    leaving: why this device must not return to the version that it leaves; empty: it may.
+    leaving: why this device must not return to the version that it leaves; None: it may.
     """
 
     step: Literal["nothing", "install", "return", "refuse"]
     reason: str = ""
-    leaving: str = ""
+    leaving: Refusal | None = None
 
 
 def decide(wanted: Software | None, withdrawn: str, held: Held) -> Decision:
     """Decide what this device does about the wanted version."""
     if held.current == withdrawn and (wanted is None or wanted.name != withdrawn):
         if held.previous and held.previous not in held.refused:
-            return Decision("return", f"{withdrawn} was rolled back", WITHDRAWN)
+            return Decision("return", f"{withdrawn} was rolled back", ROLLED_BACK)
         if wanted is None:
             return Decision(
                 "refuse", f"{withdrawn} was rolled back, and there is no other one here"
@@ -85,8 +89,9 @@ def decide(wanted: Software | None, withdrawn: str, held: Held) -> Decision:
         return Decision("nothing", "the run wants no particular version")
     if wanted.name == held.current:
         return Decision("nothing", f"{wanted.name} is installed")
-    if (left := held.refused.get(wanted.name, WITHDRAWN)) != WITHDRAWN:
-        return Decision("refuse", left)
+    left = held.refused.get(wanted.name)
+    if left is not None and not left.withdrawn:
+        return Decision("refuse", left.reason)
     if wanted.name == held.previous:
         return Decision("return", f"the run wants {wanted.name}")
     if order(wanted.release) < order(held.release):
@@ -122,7 +127,7 @@ def follow(request: UpdateRequest, say: Say) -> dict[str, str]:
         lasting = decision.step == "install" and isinstance(error, ConfigError | FleetError)
         if lasting and answer.wanted is not None:
             with explain_os_errors(StoreError, f"cannot write to {places.root}"):
-                places.refuse(answer.wanted.name, str(error))
+                places.refuse(answer.wanted.name, Refusal(str(error)))
         report = describe_device(answer, read_held(places, user), str(error), refused=lasting)
         ask(places, request.device, user, report)
         raise

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from edge_agent.update.environments import ROLLED_BACK, Refusal
 from edge_agent.update.software_exchange import Question, exchange
-from edge_agent.update.wanted_software import WITHDRAWN, Decision, Held, decide, order
+from edge_agent.update.wanted_software import Decision, Held, decide, order
 from federated.errors import FleetError
 from federated.wire import envelope, messages, topics
 from federated.wire.links.catalogue import open_link
 from federated.wire.release_messages import Installed, Software, SoftwareCard, find_wanted
 
 OLD, NOW, NEW = (Software(release, "ab" * 32) for release in ("0.1.0", "0.2.0", "0.10.0"))
+BROKEN = Refusal("it broke")
 HELD = Held(NOW.name, "first", "0.2.0")
 
 
@@ -23,15 +25,27 @@ HELD = Held(NOW.name, "first", "0.2.0")
         (NEW, "", HELD, "install", "wants 0.10.0-abababab"),
         (OLD, "", HELD, "refuse", "older than 0.2.0"),
         (OLD, "", Held(NOW.name, OLD.name, "0.2.0"), "return", "wants 0.1.0"),
-        (NEW, "", Held(NOW.name, NEW.name, "0.2.0", {NEW.name: "it broke"}), "refuse", "it broke"),
-        (NEW, "", Held(NOW.name, NEW.name, "0.2.0", {NEW.name: WITHDRAWN}), "return", "wants 0.10"),
-        (NEW, "", Held(NOW.name, "", "0.2.0", {NEW.name: WITHDRAWN}), "install", "wants 0.10.0"),
+        (NEW, "", Held(NOW.name, NEW.name, "0.2.0", {NEW.name: BROKEN}), "refuse", "it broke"),
+        (
+            NEW,
+            "",
+            Held(NOW.name, NEW.name, "0.2.0", {NEW.name: ROLLED_BACK}),
+            "return",
+            "wants 0.10",
+        ),
+        (NEW, "", Held(NOW.name, "", "0.2.0", {NEW.name: ROLLED_BACK}), "install", "wants 0.10.0"),
         (None, NOW.name, HELD, "return", "was rolled back"),
         (OLD, NOW.name, HELD, "return", "was rolled back"),
         (NOW, NOW.name, HELD, "nothing", "is installed"),
         (None, NOW.name, Held(NOW.name, "", "0.2.0"), "refuse", "no other one"),
-        (None, NOW.name, Held(NOW.name, "b", "0.2.0", {"b": "it broke"}), "refuse", "no other"),
-        (NEW, NOW.name, Held(NOW.name, "b", "0.2.0", {"b": WITHDRAWN}), "install", "wants 0.10.0"),
+        (None, NOW.name, Held(NOW.name, "b", "0.2.0", {"b": BROKEN}), "refuse", "no other"),
+        (
+            NEW,
+            NOW.name,
+            Held(NOW.name, "b", "0.2.0", {"b": ROLLED_BACK}),
+            "install",
+            "wants 0.10.0",
+        ),
         (NEW, NOW.name, Held(NOW.name, "", "0.2.0"), "install", "wants 0.10.0"),
         (None, NEW.name, HELD, "nothing", "no particular version"),
     ],
