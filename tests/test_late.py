@@ -21,6 +21,8 @@ from coordinator.broker import local_broker as brokers
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.observe.round_records import Entry
 from coordinator.phases.evaluation import Evaluator
+from coordinator.phases.training import Training
+from coordinator.round.task_state import Planned
 from coordinator.run import runner
 from coordinator.run.run_preparation import make_weights, prepare
 from coordinator.settings.config import Config
@@ -35,6 +37,7 @@ from federated.method import State
 from federated.methods.catalogue import find_method
 from federated.task import Update
 from federated.wire.links.memory import MemoryBroker, MemoryLink
+from models.submodel import Submodel
 from tests.support.memory_federation import RUN, Member, digits, federate, make_config, run_members
 from tests.support.restarted_coordinator import Fuse, Killed, run_with_restarts
 from tests.support.waiting import eventually
@@ -362,6 +365,43 @@ def test_a_crash_while_a_replacement_is_selected_loses_and_doubles_no_update(
         return update
 
     check_revived(tmp_path, dict.fromkeys(range(3), 0.02), wait)
+
+
+def test_an_agent_continues_from_an_accepted_update_that_waits_to_be_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third agent's update of the first round completes in the second round, and makes the
+    agent available as a replacement before the update is folded. What a codec left out of its
+    earlier updates is in it, and must not be in the next one too.
+    """
+    second, besides = threading.Event(), threading.Event()
+
+    def wait(update: Update) -> Update:
+        if update.round == 2:
+            second.set()
+        if (update.agent, update.round) == ("a2", 2):
+            besides.set()
+        gate = {("a2", 1): second, ("a0", 2): besides, ("a1", 2): besides}.get(
+            (update.agent, update.round)
+        )
+        assert gate is None or gate.wait(60)
+        return update
+
+    real, since = Training.make_task, dict[tuple[str, int], int]()
+
+    def record(self: Training, agent: str, submodel: Submodel) -> Planned:
+        planned = real(self, agent, submodel)
+        since[agent, self.plan.round] = planned.task.since
+        return planned
+
+    monkeypatch.setattr(Training, "make_task", record)
+    members = [member(i, 3, {}, 0.02, wait) for i in range(3)]
+    federate(tmp_path, members, {**BUFFERED, "rounds": 2})
+    assert since == {("a0", 1): 0, ("a1", 1): 0, ("a2", 1): 0} | {
+        ("a0", 2): 1,
+        ("a1", 2): 1,
+        ("a2", 2): 1,
+    }
 
 
 def test_a_round_that_starts_over_keeps_the_tasks_of_earlier_rounds(

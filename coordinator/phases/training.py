@@ -37,7 +37,7 @@ from coordinator.phases.task_outcomes import (
 )
 from coordinator.round.collector_interface import Collector, Snapshot
 from coordinator.round.round_events import PhaseBegan
-from coordinator.round.round_state import RoundPlan
+from coordinator.round.round_state import RoundPlan, list_tasks
 from coordinator.round.task_state import Planned, Spare, TaskState
 from coordinator.round.tensor_check import Examined, TensorCheck
 from coordinator.settings.config import Config
@@ -129,10 +129,22 @@ class Training(Collector):
         task = self.shipment.task(
             agent, submodel, self._recipe(submodel), rounds * plan.limit, round=plan.round
         )
-        since = self.history.folded.get(agent, 0)
+        since = self._find_last_accepted(agent)
         task = replace(task, attempt=plan.attempt, since=since, codec=verdict.codec)
         task = run.complete_task(task)
         return Planned(task, verdict.decision.seconds, agent in plan.probed)
+
+    def _find_last_accepted(self, agent: str) -> int:
+        """Return the round of the last task with an accepted update, 0 if there is none. The update
+        may still wait to be folded: it contains what the agent kept of an earlier round, which must
+        not be sent again.
+        """
+        accepted = (
+            state.task.round
+            for state in list_tasks(self.run.fleet.round, agent)
+            if state.task.work == "train" and state.came
+        )
+        return max(self.history.folded.get(agent, 0), *accepted, 0)
 
     def make_phase(self) -> PhaseBegan:
         """Return the event that begins the phase, with all its tasks."""
