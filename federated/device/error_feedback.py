@@ -16,18 +16,34 @@ get none.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from federated.task import Task, Update
-from federated.training.state_between_rounds import RESIDUAL, read_residual
+from federated.training.state_between_rounds import (
+    RESIDUAL,
+    ComputedTensor,
+    Layer,
+    StoredTensor,
+    locate_residual,
+    read_tensor,
+)
 from federated.training.training_inputs import Array
 from federated.wire.codecs.catalogue import find_loaded_codec
-from federated.wire.codecs.codec import decode_update, encode_update, find_change, is_received
+from federated.wire.codecs.codec import (
+    Codec,
+    Tensors,
+    decode_tensors,
+    encode_tensors,
+    encode_update,
+    find_change,
+    is_received,
+    join_encoded,
+    pack_update,
+)
 
 __all__ = ["encode_trained"]
 
@@ -41,8 +57,11 @@ Arrays = Mapping[str, Array]
 
 def encode_trained(
     task: Task, update: Update, received: Arrays, memory: Path, statistics: Collection[str] = ()
-) -> tuple[Sequence[bytes | memoryview], Arrays]:
+) -> tuple[Sequence[bytes | memoryview], Mapping[str, Layer]]:
     """Encode the update of a task. Return it in pieces, and what the device is to keep.
+
+    Tensors are encoded one by one, and a residual is computed when it is written, so that few of
+    them are in memory beside the update.
 
     memory: folder of the device's memory.
     statistics: names of running statistics.
@@ -52,22 +71,40 @@ def encode_trained(
     if not (codec.feedback and task.recipe.feedback):
         return encode_update(update, codec, received), {}
     home = f"{RESIDUAL}{task.submodel.plain.name}/"
-    names = [
-        name
+    shapes = {
+        home + name: value.shape
         for name, value in update.tensors.items()
         if name not in statistics and is_received(name, value, received)
-    ]
-    shapes = {home + name: update.tensors[name].shape for name in names}
-    known = read_residual(memory, task.since, shapes)
-    wanted = dict(update.tensors)
-    for name in names:
-        if (residual := known.pop(home + name, None)) is not None:
-            shorten(residual, find_change(name, wanted[name], received))
-            wanted[name] = wanted[name] + residual
-    encoded = encode_update(replace(update, tensors=wanted), codec, received)
-    sent = dict(decode_update(b"".join(encoded), codec, sys.maxsize, received).tensors)
-    # each of the three is as large as the update, so their tensors are freed one by one
-    return encoded, {home + name: wanted.pop(name) - sent.pop(name) for name in names}
+    }
+    stored = locate_residual(memory, task.since, shapes)
+    encoded, residuals = list[Tensors](), dict[str, Layer]()
+    for name, value in update.tensors.items():
+        wanted = partial(add_residual, name, value, stored.get(home + name), received)
+        encoded.append(encode_tensors({name: wanted()}, codec, received))
+        if home + name in shapes:
+            compute = partial(compute_residual, wanted, name, encoded[-1], codec, received)
+            residuals[home + name] = ComputedTensor(value.shape, compute)
+    return pack_update(update, join_encoded(encoded), codec), residuals
+
+
+def add_residual(name: str, value: Array, stored: StoredTensor | None, received: Arrays) -> Array:
+    """Return a trained tensor with the stored residual added, if there is one: d + e_t, from the
+    weights that the device received.
+    """
+    if stored is None:
+        return value
+    residual = read_tensor(stored, stored.shape)
+    shorten(residual, find_change(name, value, received))
+    residual += value
+    return residual
+
+
+def compute_residual(
+    wanted: Callable[[], Array], name: str, encoded: Tensors, codec: Codec, received: Arrays
+) -> Array:
+    """Return e_{t+1} of a tensor. wanted: returns d + e_t. encoded: C(d + e_t)."""
+    found: Array = wanted() - decode_tensors(encoded, codec, received)[name]
+    return found
 
 
 def shorten(residual: Array, change: Array) -> None:

@@ -32,7 +32,7 @@ from federated.trainer_capabilities import (
 )
 from federated.training import state_between_rounds
 from federated.training.score_sums import Tallies
-from federated.training.state_between_rounds import list_state_names, variate_name
+from federated.training.state_between_rounds import Layer, list_state_names, variate_name
 from federated.training.training_inputs import (
     UNWATCHED,
     Array,
@@ -81,7 +81,7 @@ def carry_out(
 
 
 def store_memory(
-    folder: Path, task: Task, memory: Mapping[str, Array], residual: Mapping[str, Array]
+    folder: Path, task: Task, memory: Mapping[str, Array], residual: Mapping[str, Layer]
 ) -> None:
     """Store what a device keeps between rounds. residual: what only improves its later updates, and
     is left out if the disk has no room for it. Raises OSError.

@@ -14,7 +14,8 @@ as a whole, nor memory-mapped (mapped pages count as the process's memory): read
 through blocks of rows.
 
 Names that start with `residual/` belong to error feedback (`federated.device.error_feedback`). They
-are as large as the update, so they are not read before the training has ended.
+are as large as the update, so they are not read before the training has ended, and are read,
+computed and written one by one.
 
 A file ends with MARK and the sha256 of all bytes before it. A damaged file counts as missing.
 """
@@ -25,7 +26,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -44,11 +45,15 @@ __all__ = [
     "FOLDER",
     "PREFIX",
     "RESIDUAL",
+    "ComputedTensor",
+    "Layer",
+    "StoredTensor",
     "find_file",
     "list_state_names",
+    "locate_residual",
     "prune",
     "read",
-    "read_residual",
+    "read_tensor",
     "variate_name",
     "write",
 ]
@@ -102,15 +107,15 @@ def read(
     return {name: read_tensor(known[name], shape) for name, shape in wanted.items()}
 
 
-def read_residual(
+def locate_residual(
     folder: Path, since: int, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Array]:
+) -> dict[str, StoredTensor]:
     """Return those of these tensors that round `since` left with the same shape. OSError: the disk
     fails.
     """
     known = locate_tensors(folder, since)
     return {
-        name: read_tensor(known[name], shape)
+        name: known[name]
         for name, shape in shapes.items()
         if name in known and known[name].shape == shape and known[name].dtype == np.float32
     }
@@ -124,7 +129,7 @@ def read_tensor(stored: StoredTensor, shape: tuple[int, ...]) -> Array:
     return found
 
 
-def write(folder: Path, round: int, values: Mapping[str, Array], *, since: int) -> None:
+def write(folder: Path, round: int, values: Mapping[str, Layer], *, since: int) -> None:
     """Write the memory of a round, with the rest of the unions that it started from. Delete all
     other rounds' files except that of `since`. OSError: the disk fails.
     """
@@ -189,7 +194,25 @@ class StoredTensor:
         return found.reshape(stop - start, *self.shape[1:])
 
 
-Layer = StoredTensor | Array
+@dataclass(frozen=True)
+class ComputedTensor:
+    """A float32 tensor that is computed when it is written, so that few are in memory at a time.
+
+    shape: of the tensor
+    compute: returns it
+    """
+
+    shape: tuple[int, ...]
+    compute: Callable[[], Array]
+    dtype = np.dtype(np.float32)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+
+Layer = StoredTensor | ComputedTensor | Array
 
 
 def locate_tensors(folder: Path, since: int) -> dict[str, StoredTensor]:
@@ -261,11 +284,18 @@ def encode_layers(layers: Mapping[str, Sequence[Layer]]) -> Iterator[bytes]:
     for name, several in layers.items():
         yield bytes(starts[name] - end)  # up to the alignment
         end = starts[name] + math.prod(shapes[name]) * several[0].dtype.itemsize
-        for _, block in read_blocks(shapes[name], several):
+        for _, block in read_blocks(shapes[name], [*map(compute_layer, several)]):
             yield block.tobytes()
 
 
-def read_blocks(shape: tuple[int, ...], layers: Sequence[Layer]) -> Iterator[tuple[slice, Array]]:
+def compute_layer(layer: Layer) -> StoredTensor | Array:
+    """Return a layer, computed if it is not yet."""
+    return layer.compute() if isinstance(layer, ComputedTensor) else layer
+
+
+def read_blocks(
+    shape: tuple[int, ...], layers: Sequence[StoredTensor | Array]
+) -> Iterator[tuple[slice, Array]]:
     """Yield a tensor with the layers in its leading corner, later ones over earlier ones, and 0
     elsewhere.
 

@@ -10,7 +10,9 @@ is then relative to what training changed, which is small beside the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,11 +28,15 @@ __all__ = [
     "Codec",
     "Compression",
     "Tensors",
+    "decode_tensors",
     "decode_update",
+    "encode_tensors",
     "encode_update",
     "find_change",
     "is_installed",
     "is_received",
+    "join_encoded",
+    "pack_update",
 ]
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -72,7 +78,8 @@ class Codec:
         before compression; at most four per value.
     changes: whether it encodes the changes of the weights instead of the trained weights.
     feedback: whether a device adds what it left out of an update to its next one
-        (`federated.device.error_feedback`); only for codecs that encode changes.
+        (`federated.device.error_feedback`); only for codecs that encode changes. Such a codec
+        encodes each tensor by itself: of several, it returns what `join_encoded` makes of each.
     compression: of the encoded update; None: none.
     """
 
@@ -103,15 +110,46 @@ def encode_update(update: Update, codec: Codec, received: Tensors) -> Sequence[b
 
     received: the weights that the device received.
     """
-    header = msgspec.to_builtins(replace(update, tensors={}))
-    trained = update.tensors
+    encoded = encode_tensors(update.tensors, codec, received)
+    return pack_update(update, encoded, codec)
+
+
+def encode_tensors(trained: Tensors, codec: Codec, received: Tensors) -> Tensors:
+    """Encode trained tensors, before compression. Raises Refused."""
     if codec.changes:
         trained = {name: find_change(name, value, received) for name, value in trained.items()}
-    try:
-        encoded = codec.encode(trained)
+    with _refuse_failures(codec):
+        return codec.encode(trained)
+
+
+def join_encoded(encoded: Sequence[Tensors]) -> Tensors:
+    """Return the arrays of tensors that were encoded one by one. Names that start with `/` are of
+    arrays that describe all tensors: those of each follow one another.
+    """
+    found: dict[str, list[NDArray[Any]]] = {}
+    for name, value in itertools.chain.from_iterable(one.items() for one in encoded):
+        found.setdefault(name, []).append(value)
+    return {
+        name: np.concatenate(values) if name.startswith("/") else values[0]
+        for name, values in found.items()
+    }
+
+
+def pack_update(update: Update, encoded: Tensors, codec: Codec) -> Sequence[bytes | memoryview]:
+    """Return the pieces of an update with encoded tensors, compressed if the codec compresses.
+    Raises Refused.
+    """
+    header = msgspec.to_builtins(replace(update, tensors={}))
+    with _refuse_failures(codec):
         if codec.compression is None:
             return tensors.pieces(header, encoded)
         return (codec.compression.compress(tensors.encode(header, encoded)),)
+
+
+@contextmanager
+def _refuse_failures(codec: Codec) -> Iterator[None]:
+    try:
+        yield
     except (WireError, MemoryError):
         raise
     except Exception as error:  # of another package's codec
@@ -133,14 +171,19 @@ def decode_update(
         update = msgspec.convert(header, Update)
     except msgspec.ValidationError as error:
         raise Malformed(f"header of an update: {error}") from error
+    return replace(update, tensors=decode_tensors(sent, codec, received))
+
+
+def decode_tensors(encoded: Tensors, codec: Codec, received: Tensors) -> Tensors:
+    """Decode tensors to trained ones, after decompression. Raises Malformed."""
     try:
-        found = codec.decode(sent)
+        found = codec.decode(encoded)
         if codec.changes:
             found = {
                 name: value + received[name] if _has_change(name, value, received) else value
                 for name, value in found.items()
             }
-        return replace(update, tensors=found)
+        return found
     except WireError:
         raise
     except Exception as error:  # of another package's codec: one agent must not end the run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from federated.task import Task, Update
 from federated.training import state_between_rounds
 from federated.wire import tensors
 from federated.wire.codecs.catalogue import CODECS, codec_names, find_codec
-from federated.wire.codecs.codec import decode_update
+from federated.wire.codecs.codec import decode_update, encode_update
 from models.submodel_building import full
 from tests.support.small_tasks import NET, PYTORCH, SMALL, examples, parameters
 from tests.support.small_tasks import task as make_task
@@ -23,6 +24,7 @@ from tests.support.small_tasks import task as make_task
 Arrays = Mapping[str, np.ndarray]
 LIMIT = 1 << 20
 FED = [name for name in codec_names() if CODECS[name].feedback]
+SEVERAL = {"w": (40, 60), "b": (40,), "v": (30, 3, 3), "s": ()}
 ENTRIES = 2000  # of a tensor; `top10` sends a tenth of them
 
 
@@ -45,7 +47,8 @@ def send(task: Task, change: np.ndarray, folder: Path, **more: np.ndarray) -> np
 
 def read(folder: Path, number: int, submodel: str = SMALL.name) -> np.ndarray:
     name = f"residual/{submodel}/w"
-    return state_between_rounds.read_residual(folder, number, {name: (ENTRIES,)})[name]
+    stored = state_between_rounds.locate_residual(folder, number, {name: (ENTRIES,)})[name]
+    return state_between_rounds.read_tensor(stored, (ENTRIES,))
 
 
 def test_a_small_change_is_sent_once_enough_rounds_have_added_up(tmp_path: Path) -> None:
@@ -74,6 +77,39 @@ def test_everything_is_sent_or_still_waiting(name: str, tmp_path: Path) -> None:
     left = read(tmp_path, 6)
     assert np.linalg.norm(left) > 0
     np.testing.assert_allclose(sum(sent) + left, changes.sum(axis=0), atol=2e-6)
+
+
+@pytest.mark.parametrize("name", FED)
+def test_an_update_of_several_tensors_is_encoded_as_one(name: str, tmp_path: Path) -> None:
+    """Byte for byte, and its residuals are what that leaves out."""
+    rng = np.random.default_rng(0)
+    trained = {n: np.asarray(rng.normal(0, 1, s), np.float32) for n, s in SEVERAL.items()}
+    received = {n: np.ones(shape, np.float32) for n, shape in SEVERAL.items()}
+    task = make(1, 0, name)
+    update = Update("run", 1, 7, "agent", "train", task.submodel, "v", 1, 1, trained)
+    encoded, residuals = encode_trained(task, update, received, tmp_path)
+    together = b"".join(encode_update(update, find_codec(name), received))
+    assert b"".join(encoded) == together
+    sent = decode_update(together, find_codec(name), LIMIT, received).tensors
+    state_between_rounds.write(tmp_path, 1, residuals, since=0)
+    for n, stored in state_between_rounds.locate_tensors(tmp_path, 1).items():
+        left = state_between_rounds.read_tensor(stored, stored.shape)
+        assert np.array_equal(left, trained[n.rpartition("/")[2]] - sent[n.rpartition("/")[2]])
+
+
+def test_few_tensors_are_in_memory_beside_the_update(tmp_path: Path) -> None:
+    """Beside an update of 8 MiB, what is encoded takes 2 MiB, and all else less than 3 MiB."""
+    trained = {f"{n}": np.full(1 << 16, 0.1 * n, np.float32) for n in range(32)}
+    received = {name: np.ones(1 << 16, np.float32) for name in trained}
+    for number in (1, 2):
+        task = make(number, number - 1, "int8")
+        update = Update("run", number, 7, "agent", "train", task.submodel, "v", 1, 1, trained)
+        tracemalloc.start()
+        encoded, residuals = encode_trained(task, update, received, tmp_path)
+        state_between_rounds.write(tmp_path, number, residuals, since=number - 1)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert 2 << 20 < sum(map(len, encoded)) < peak < 5 << 20
 
 
 def test_error_feedback_reduces_the_error_of_a_sum_of_updates(tmp_path: Path) -> None:
