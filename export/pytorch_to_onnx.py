@@ -8,7 +8,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,14 +39,34 @@ def import_onnx() -> Any:
 
 @functools.cache
 def _cache_translations() -> None:
-    """Let all exports of this process use one table of translations. PyTorch makes a new one for
-    each, which takes half a second.
+    """Let all exports of this process use one table of translations, and one signature of each
+    operator. PyTorch makes a new table for each export, which takes half a second.
     """
     with contextlib.suppress(ImportError, AttributeError):  # private, so it may change
         from torch.onnx._internal.exporter import _registration
 
         table: Any = _registration.ONNXRegistry
         table.from_torchlib = staticmethod(functools.cache(table.from_torchlib))
+    with contextlib.suppress(ImportError, AttributeError):
+        from onnx_ir.schemas import OpSignature
+
+        signature: Any = OpSignature
+        signature.from_op_schema = staticmethod(_cache_signatures(signature.from_op_schema))
+
+
+def _cache_signatures(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Let all nodes with an operator use one signature. The exporter makes a new one for each node,
+    which takes a sixth of an export.
+    """
+    made = dict[tuple[str, str, int], Any]()
+
+    def find(schema: Any) -> Any:
+        key = schema.domain, schema.name, schema.since_version
+        if key not in made:
+            made[key] = make(schema)
+        return made[key]
+
+    return find
 
 
 def convert(

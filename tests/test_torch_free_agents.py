@@ -145,6 +145,7 @@ def test_an_operator_without_translation_is_named_and_the_round_goes_on(
     assert "convolution_backward" in reason
 
 
+@pytest.mark.usefixtures("forked_commands")
 def test_the_demo_reaches_its_accuracy_with_four_devices_without_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from tests.support.memory_federation import PYTORCH, RUN, Member, digits, federa
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+SHARDS = 16  # of the digits, so that a device has 90
 WIDTHS = {"method.widths": [0.5, 1.0]}
 DEPTHS = {"method.widths": [1.0], "method.depths": [1, 2]}
 EXITS = {"model.name": "resnet-small"}
@@ -48,7 +49,7 @@ SETTINGS: dict[str, Any] = {
     "train.epochs": 1,
     "train.lr": 0.05,
     # all examples of a device, since trainers shuffle differently
-    "train.batch": 1500,
+    "train.batch": 100,
     "evaluate.every": 2,
     "evaluate.between": False,
     "evaluate.devices": False,
@@ -82,7 +83,7 @@ def test_a_device_without_pytorch_replaces_one_with_it(name: str, tmp_path: Path
     orders = list_orders(make_config(given))
     order, largest = orders[0], orders[-1].submodel.name
     exported = find_graphs(order, tmp_path)
-    found, data = {}, digits(0, 2)
+    found, data = {}, digits(0, SHARDS)
     other = replace(data, x=data.x[::-1].copy(), y=data.y[::-1].copy())
     cases = {
         "mixed": (OnnxTrainer("cpu"), data),
@@ -95,7 +96,7 @@ def test_a_device_without_pytorch_replaces_one_with_it(name: str, tmp_path: Path
         def watch(fleet: MessageLoop, graphs: Path = graphs) -> None:
             shutil.copytree(exported, graphs)
 
-        members = [Member("a0", own, trainer=trainer), Member("a1", digits(1, 2))]
+        members = [Member("a0", own, trainer=trainer), Member("a1", digits(1, SHARDS))]
         pins = {"assign.submodels": {"a0": order.submodel.name, "a1": largest}}
         done = federate(tmp_path / folder, members, given | pins, watch=watch)
         profile = done.fleet.agents["a0"].profile

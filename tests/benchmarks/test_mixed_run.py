@@ -45,6 +45,7 @@ def test_the_agents_train_on_different_images_and_score_the_same(tmp_path: Path)
 @pytest.mark.processes
 @pytest.mark.broker
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("forked_commands")
 def test_both_agents_train_in_a_run(tmp_path: Path) -> None:
     found = measure_run(make_images(80), write_python(tmp_path), 1, 0, tmp_path)
     assert found.keys() == {FREE, TORCH}

@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.phones.command import DIFFERENCE, format_conclusion
-from benchmarks.phones.mixed_fleet import BROWSERS, NATIVES, find_median_step, find_shard, measure
+from benchmarks.phones.mixed_fleet import (
+    BROWSERS,
+    NATIVES,
+    RUN,
+    find_median_step,
+    find_shard,
+    measure,
+)
 from coordinator.observe.round_records import Entry
-from tests.support.phone_pages import PATIENCE, needs_page
+from tests.support.phone_pages import PATIENCE, needs_page, place_graphs
 
 
 def test_each_agent_has_its_own_part_of_the_digits() -> None:
@@ -27,7 +34,9 @@ def test_the_median_leaves_out_other_agents_and_steps_without_report() -> None:
 @pytest.mark.broker
 @pytest.mark.timeout(2 * PATIENCE)
 @needs_page
+@pytest.mark.usefixtures("forked_commands")
 def test_two_rounds_are_measured(tmp_path: Path) -> None:
+    place_graphs(tmp_path, RUN)
     made = measure(tmp_path, 2, "embedded", print)
     assert made.loss_max_abs_diff <= DIFFERENCE
     assert 1e6 < made.payload_bytes < 4e6

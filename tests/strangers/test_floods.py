@@ -32,14 +32,8 @@ def test_a_device_enrols_and_a_run_finishes_during_a_flood(
     port, enrol = find_free_port("127.0.0.1", 0), find_free_port("127.0.0.1", 0)
     pki = str(tmp_path / "pki")
     words = ["start", "--tls", "--pki", pki, "--port", str(port), "--name", "r", "--rounds", "2"]
-    words += [
-        "--runs",
-        str(tmp_path / "runs"),
-        "--min-agents",
-        "1",
-        "--set",
-        f"broker.enrol={enrol}",
-    ]
+    words += ["--runs", str(tmp_path / "runs"), "--min-agents", "1", "--model", "mlp-small"]
+    words += ["--set", f"broker.enrol={enrol}"]
     coordinator = start(*LIMITED, *COORDINATOR, *words)
     log = tmp_path / "0.err"
     assert coordinator.stdout is not None

@@ -29,6 +29,7 @@ __all__ = [
     "list_stored",
     "needs_page",
     "open_page",
+    "place_graphs",
     "read_state",
     "start_run",
 ]
@@ -83,14 +84,19 @@ def start_run(
     process = start(*COORDINATOR, *list_start_arguments(tmp_path, RUN, ports, given))
     assert wait_for_words(process, tmp_path / "0.err", "phones join at")
     if {*ONE_SIZE} <= {*settings}:
-        # imported here, since all tests import this module
-        from coordinator.run.config_sources import ConfigSources
-        from tests.support.exported_graphs import find_graphs, list_orders
-
-        (order,) = list_orders(ConfigSources(settings=ONE_SIZE).load())
-        graphs = tmp_path / "runs" / RUN / "graphs" / order.name
-        shutil.copytree(find_graphs(order, tmp_path), graphs)
+        place_graphs(tmp_path, RUN)
     return process, broker or f"{HOST}:{own}"
+
+
+def place_graphs(tmp_path: Path, run: str) -> None:
+    """Give a run of ONE_SIZE its training graphs."""
+    # imported here, since all tests import this module
+    from coordinator.run.config_sources import ConfigSources
+    from tests.support.exported_graphs import find_graphs, list_orders
+
+    (order,) = list_orders(ConfigSources(settings=ONE_SIZE).load())
+    graphs = tmp_path / "runs" / run / "graphs" / order.name
+    shutil.copytree(find_graphs(order, tmp_path), graphs)
 
 
 def open_page(browser: Any, folder: Path, name: str, shard: str, **context: Any) -> Any:

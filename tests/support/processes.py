@@ -8,11 +8,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -27,6 +27,7 @@ __all__ = [
     "Running",
     "Start",
     "broker",
+    "forked_commands",
     "forked_training",
     "read_address",
     "result",
@@ -65,6 +66,25 @@ def forked_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
     replaced = SimpleNamespace(**{**vars(subprocess), "Popen": ServedTraining})
     monkeypatch.setattr(training_process_control, "subprocess", replaced)
+
+
+@pytest.fixture
+def forked_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the coordinators and agents of the demo and of benchmarks from one that has imported
+    PyTorch.
+    """
+    from coordinator.simulate import demo_fleet
+
+    def begin(
+        command: Sequence[str], *, stdout: IO[bytes], env: Mapping[str, str], **options: Any
+    ) -> object:
+        if list(command[:3]) not in (COORDINATOR, AGENT):
+            return subprocess.Popen(command, stdout=stdout, env=env, **options)
+        log = Path(stdout.name)
+        return ForkedProcess(command[2], command[3:], out=log, errors=log, environment=env)
+
+    replaced = SimpleNamespace(**{**vars(subprocess), "Popen": begin})
+    monkeypatch.setattr(demo_fleet, "subprocess", replaced)
 
 
 @pytest.fixture

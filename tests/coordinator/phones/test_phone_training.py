@@ -15,7 +15,15 @@ from benchmarks.phones.python_training import repeat_training
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate_run
 from coordinator.store.run_store import Store
-from tests.support.phone_pages import PAGE_TEST, PATIENCE, RUN, find_violations, join, start_run
+from tests.support.phone_pages import (
+    PAGE_TEST,
+    PATIENCE,
+    RUN,
+    find_violations,
+    join,
+    place_graphs,
+    start_run,
+)
 from tests.support.processes import Start
 
 pytestmark = [pytest.mark.slow, *PAGE_TEST]
@@ -56,6 +64,7 @@ def test_browsers_learn_what_a_simulation_learns(
     }
     own = {"name": "s", "simulate.agents": 2, "simulate.trainer": "onnx", "simulate.workers": 1}
     sources = ConfigSources(flags=[*settings.items(), *own.items()])
+    place_graphs(tmp_path, "s")
     simulate_run(sources, tmp_path / "runs", Event(), lambda event: None, resume=False)
     flags = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     process, _ = start_run(tmp_path, start, *flags, "broker.kind=embedded")
