@@ -48,9 +48,9 @@ def _cache_translations() -> None:
         table: Any = _registration.ONNXRegistry
         table.from_torchlib = staticmethod(functools.cache(table.from_torchlib))
     with contextlib.suppress(ImportError, AttributeError):
-        from onnx_ir.schemas import OpSignature
+        from onnxscript import ir
 
-        signature: Any = OpSignature
+        signature: Any = ir.schemas.OpSignature
         signature.from_op_schema = staticmethod(_cache_signatures(signature.from_op_schema))
 
 
