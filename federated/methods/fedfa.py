@@ -159,12 +159,18 @@ def finish_scaled(state: State, total: Total, rng: np.random.Generator) -> State
 
 
 def merge_sums(total: Total, home: str) -> Sum:
-    """Return the sum of a layer times its mean norm, plus the unscaled parts of norm 0."""
-    both = [one for one in (total.sums.get(home), total.sums.get(home + ZERO)) if one is not None]
+    """Return the sum of a layer times its mean norm, plus the unscaled parts of norm 0. It takes
+    the place of the layer's sum, which saves the memory of another one.
+    """
+    scaled, zero = total.sums.get(home), total.sums.get(home + ZERO)
+    both = [one for one in (scaled, zero) if one is not None]
     average = sum(sum_extra(one, 1) for one in both) / sum(sum_extra(one, 2) for one in both)
-    out = Sum(torch.zeros_like(both[0].value))
+    out, both[0].spent = Sum(both[0].value), True
+    if scaled is not None:
+        out.value.mul_(average)
+    if scaled is not None and zero is not None:
+        out.value.add_(zero.value)
     for one in both:
-        out.value.add_(one.value, alpha=1.0 if one is total.sums.get(home + ZERO) else average)
         for where, columns in one.cover.items():
             out.cover[where] = add_columns(out.cover.get(where), columns)
     return out
