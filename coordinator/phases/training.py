@@ -57,7 +57,7 @@ __all__ = ["BATCH", "Trained", "Training", "complete_recipe", "train"]
 
 log = logging.getLogger(__name__)
 
-BATCH = 8  # largest number of updates that are added together in one pass
+BATCH = 16  # largest number of updates that are added together in one pass
 # bytes of the updates that are added together: their files are in memory at the same time
 TOGETHER = 64 << 20
 MARGIN = 2**23  # bytes: twice the size to which SQLite's log may grow

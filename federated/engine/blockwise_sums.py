@@ -1,5 +1,5 @@
-"""Add updates that lie in flat buffers block by block, so that several updates read and write each
-sum in memory once.
+"""Cut sums into blocks, and compile what updates that lie in flat buffers add to each, so that
+several updates read and write each sum in memory once.
 
 The rows of a plan are compiled into additions: pieces of an update's buffer, each with the piece of
 a sum that it is added to. They are numbers, so that all rounds with equal rows share them.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,28 +20,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from federated.engine import fused_addition
 from federated.engine.contribution_checks import Outline, check_outlines
-from federated.engine.fused_addition import Fused, add_fused, load_fused
-from federated.engine.reusable_memory import lend_zeros
+from federated.engine.reusable_memory import lend_memory
 from federated.engine.update_contributions import Form, Forms, Weight
 from models.slicing import Row, Where, corner
 from models.slicing import blocks as cut
 
 __all__ = [
+    "Addition",
     "Blocks",
     "Layout",
+    "Pieces",
     "Placed",
-    "add_blockwise",
     "compile_rows",
     "find_layout",
     "intersect",
+    "join_spans",
     "pack",
 ]
 
 BLOCK = 1 << 19  # entries of the sums in one block
 ALIGNMENT = 16  # entries, as in an encoded update
 COMPILED = 64  # programs that are kept
+ZERO = torch.zeros(())
 
 Layout = tuple[tuple[str, int, tuple[int, ...]], ...]
 """Name, offset in entries, and shape of each tensor in a flat buffer."""
@@ -74,9 +74,11 @@ def find_layout(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Layout] | None:
 
 
 def pack(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Return zeros for each name, side by side in one buffer, aligned as in an encoded update."""
+    """Return tensors with any values, side by side in one buffer, aligned as in an encoded
+    update.
+    """
     counts = [aligned_size(shape) for shape in shapes.values()]
-    flat = lend_zeros(sum(counts))
+    flat = lend_memory(sum(counts))
     starts = itertools.accumulate(counts, initial=0)
     return {
         name: flat[start : start + math.prod(shape)].view(shape)
@@ -124,12 +126,16 @@ class Addition:
     stride: tuple[int, ...]
     offset: int
 
-    def add(self, target: Tensor, flat: Tensor, factor: Weight) -> None:
-        """Add the values of an update's buffer to the piece of a sum."""
+    def add(self, target: Tensor, flat: Tensor, factor: Weight, store: bool) -> None:
+        """Add the values of an update's buffer to the piece of a sum. store: replace the piece
+        instead, by values times one factor.
+        """
         values = flat.as_strided(self.size, self.stride, self.offset)
         if isinstance(factor, Tensor):
             rows = factor[self.span].to(values.dtype).reshape(-1, *[1] * (values.dim() - 1))
             target.addcmul_(values, rows)
+        elif store:
+            torch.add(ZERO, values, alpha=factor, out=target)
         else:
             target.add_(values, alpha=factor)
 
@@ -145,6 +151,9 @@ class Program:
     new: Mapping[str, tuple[tuple[int, ...], int]]
     additions: Mapping[int, Sequence[Addition]]
 
+
+Pieces = Mapping[int, Sequence[tuple[Tensor, float]]]
+"""Pieces of sums, each with a number, by index of the block."""
 
 Placed = Mapping[int, Sequence[tuple[Tensor, Addition]]]
 """The additions of a program, each with its piece of a sum, by index of the block."""
@@ -189,54 +198,40 @@ class Blocks:
             for block, additions in program.additions.items()
         }
 
-
-Scaled = tuple[Placed, Tensor, Sequence[Weight]]
-"""An update: its additions, its buffer, and the factor of each row."""
-
-
-def add_blockwise(updates: Sequence[Scaled]) -> None:
-    """Add updates to the sums, those with the same additions in one pass where `load_fused` can."""
-    groups = [list(group) for _, group in itertools.groupby(updates, key=lambda one: id(one[0]))]
-    blocks = sorted({block for placed, *_ in updates for block in placed})
-    large = any(len(group) > 1 and group[0][1].numel() >= fused_addition.LEAST for group in groups)
-    fused = load_fused() if large else None
-    threads = torch.get_num_threads()
-    if fused is None or threads == 1:  # PyTorch itself uses all threads for each addition
-        for block in blocks:
-            add_block(groups, block, fused)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda block: add_block(groups, block, fused), blocks))
-
-
-def add_block(groups: Iterable[Sequence[Scaled]], block: int, fused: Fused | None) -> None:
-    """Add the updates of each group, which have the same additions, to one block of the sums."""
-    for group in groups:
-        placed, _, factors = group[0]
-        additions = placed.get(block, ())
-        if fused and len(group) > 1 and can_fuse([one for _, one in additions], factors):
-            for target, one in additions:
-                piece = slice(one.offset, one.offset + one.size[0])
-                values = [flat[piece] for _, flat, _ in group]
-                scales = [float(factors[one.row]) for _, _, factors in group]
-                add_fused(fused, target, values, scales)
-            continue
-        for _, flat, factors in group:
-            for target, one in additions:
-                one.add(target, flat, factors[one.row])
+    def cut(self, numbers: Mapping[str, float]) -> dict[int, list[tuple[Tensor, float]]]:
+        """Return the pieces of some homes' sums, each with the number of its home, by block.
+        Neighbours with equal numbers are one piece.
+        """
+        pieces = divide(self.places, BLOCK) if numbers else {}
+        spans = dict[tuple[int, int, float], list[tuple[int, int]]]()
+        for place in self.places:
+            if place.home not in numbers:
+                continue
+            number, start = numbers[place.home], place.start
+            for block, where in pieces[place.home]:
+                count = math.prod(b - a for a, b in where)
+                spans.setdefault((block, place.buffer, number), []).append((start, count))
+                start += count
+        found = dict[int, list[tuple[Tensor, float]]]()
+        for (block, buffer, number), several in spans.items():
+            for start, count in join_spans(several):
+                piece = self._buffers[buffer].as_strided((count,), (1,), start)
+                found.setdefault(block, []).append((piece, number))
+        return found
 
 
-def can_fuse(additions: Sequence[Addition], factors: Sequence[Weight]) -> bool:
-    """Return True if each addition covers contiguous entries with one factor, and no two of them
-    cover the same entry, so that their order does not matter.
+def join_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans, each a first entry and a count, with those joined that follow one another with
+    a gap of less than the alignment.
     """
-    if any(
-        (one.stride, one.target) != ((1,), (1,)) or isinstance(factors[one.row], Tensor)
-        for one in additions
-    ):
-        return False
-    covered = sorted((one.buffer, one.start, one.start + one.size[0]) for one in additions)
-    return all(a[0] < b[0] or a[2] <= b[1] for a, b in itertools.pairwise(covered))
+    found = list[tuple[int, int]]()
+    for start, count in spans:
+        first, before = found[-1] if found else (0, 0)
+        if found and 0 <= start - first - before < ALIGNMENT:
+            found[-1] = first, start + count - first
+        else:
+            found.append((start, count))
+    return found
 
 
 @lru_cache(maxsize=COMPILED)
@@ -257,7 +252,7 @@ def compile_rows(
     )
     new = {home: found for home, found in homes.items() if home not in known}
     every = {place.home: place for place in (*places, *plan_places(new, places))}
-    pieces = divide(every.values(), block)
+    pieces = divide(tuple(every.values()), block)
     additions: dict[int, list[Addition]] = {}
     for index, row in enumerate(rows):
         start, shape = tensors[row.local]
@@ -291,7 +286,8 @@ def plan_places(
     ]
 
 
-def divide(places: Iterable[Place], most: int) -> dict[str, list[tuple[int, Where]]]:
+@lru_cache(maxsize=COMPILED)
+def divide(places: tuple[Place, ...], most: int) -> Mapping[str, Sequence[tuple[int, Where]]]:
     """Cut the sums into pieces, and group them into blocks of at most `most` entries. Return index
     of the block and rectangle of each piece, by home.
     """

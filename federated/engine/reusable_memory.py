@@ -12,23 +12,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["lend_zeros"]
+__all__ = ["lend_memory"]
 
 LEAST = 1 << 18  # entries; less memory is not kept
 _idle: list[NDArray[np.float32]] = []  # at most one
 
 
-def lend_zeros(count: int) -> Tensor:
-    """Return float32 zeros [count]. Their memory is kept when the last tensor in it is gone, until
-    the next call, so that a process holds the memory of one model more between two rounds.
+def lend_memory(count: int) -> Tensor:
+    """Return float32 [count] with any values. Its memory is kept when the last tensor in it is
+    gone, until the next call, so that a process holds the memory of one model more between two
+    rounds.
 
     numpy asks the system for large pages, which it hands out several times faster.
     """
     memory = _take(count)
     if memory is None:
-        memory = np.zeros(count, np.float32)
-    else:
-        memory.fill(0)
+        memory = np.empty(count, np.float32)
     loan = memory[:]  # which lives as long as a tensor in its memory
     if count >= LEAST:
         weakref.finalize(loan, _keep, memory).atexit = False

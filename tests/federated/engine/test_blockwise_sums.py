@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from math import nan
+
 import pytest
 import torch
 
 from federated.engine import blockwise_sums
-from federated.engine.aggregate import Total, dump, fold, load, mean
+from federated.engine.aggregate import Total, dump, fold, load, mean, means
 from federated.engine.update_contributions import RowParts, Terms
 from models.slicing import Row, corner
 
 SHAPES = {"a": (5, 3), "b": (7,), "c": (40, 6), "d": ()}
+
+
+@pytest.fixture(autouse=True)
+def memory_with_values(monkeypatch):
+    """Sums lie in memory that earlier ones have used."""
+    monkeypatch.setattr(blockwise_sums, "lend_memory", lambda count: torch.full((count,), nan))
 
 
 def rows(sizes):
@@ -58,11 +66,13 @@ def test_the_bits_depend_neither_on_blocks_nor_on_how_many_updates_are_at_hand(
     one_by_one = total_of(1, flat=False, own=own).sums
     together = total_of(most, flat=True, own=own).sums
     assert one_by_one.keys() == together.keys()
+    old = {home: torch.zeros(shape) for home, shape in SHAPES.items()}
+    found = means(total_of(most, flat=True, own=own), old)
     for home, expected in one_by_one.items():
         assert torch.equal(together[home].value, expected.value)
         assert repr(together[home].cover) == repr(expected.cover)
-        old = torch.zeros(SHAPES[home])
-        assert torch.equal(mean(together[home], old), mean(expected, old))
+        assert torch.equal(mean(together[home], old[home]), mean(expected, old[home]))
+        assert torch.equal(found[home], together[home].value)
 
 
 def whole_update(seed, own=None):

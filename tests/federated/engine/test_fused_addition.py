@@ -41,6 +41,21 @@ def test_the_bits_are_those_of_pytorch(count):
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+def test_the_first_updates_take_the_place_of_any_values_with_the_bits_of_a_sum_from_zero(count):
+    """Zeros of both signs included: 0 + -0 is 0."""
+    pytest.importorskip("numba")
+    fused = load_fused()
+    assert fused
+    values = list(draw(count))
+    values[0][:500], values[0][:500:2] = 0.0, -0.0
+    expected, found = torch.zeros(SIZE), torch.full((SIZE,), torch.nan)
+    for value in values:
+        expected.add_(value, alpha=0.3)
+    add_fused(fused, found, values, [0.3] * count, store=True)
+    assert found.numpy().tobytes() == expected.numpy().tobytes()
+
+
 def test_without_numba_pytorch_adds(monkeypatch, fresh):
     monkeypatch.setitem(sys.modules, "numba", None)
     assert load_fused() is None
@@ -48,7 +63,7 @@ def test_without_numba_pytorch_adds(monkeypatch, fresh):
 
 def test_numba_is_not_used_where_it_rounds_differently(monkeypatch, fresh, caplog):
     pytest.importorskip("numba")
-    monkeypatch.setattr(fused_addition, "add_four", lambda total, values, factors: None)
+    monkeypatch.setattr(fused_addition, "add_four", lambda total, values, factors, store: None)
     assert load_fused() is None
     assert "rounds differently" in caplog.text
 
@@ -79,13 +94,14 @@ def test_updates_are_fused_where_their_order_does_not_matter(
     pytest.importorskip("numba")
     monkeypatch.setattr(fused_addition, "LEAST", 1)
     monkeypatch.setattr(blockwise_sums, "BLOCK", 1 << 8)
+    assert load_fused()  # which adds, to compare the bits
     calls = list[int]()
 
-    def count(fused, total, values, factors):
+    def count(fused, total, values, factors, store):
         calls.append(len(values))
-        add_fused(fused, total, values, factors)
+        add_fused(fused, total, values, factors, store)
 
-    monkeypatch.setattr(blockwise_sums, "add_fused", count)
+    monkeypatch.setattr(fused_addition, "add_fused", count)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     found, expected = Total(most=8), Total()
     for index in range(5):
