@@ -9,6 +9,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,9 @@ __all__ = ["hold"]
 
 K = TypeVar("K")
 ROOT = Path(__file__).parents[2]
+# seconds before each run: the threads of OpenMP wait busily for milliseconds after their work, and
+# would take a processor from the next contestant
+PAUSE = 0.02
 
 
 class Contestant:
@@ -82,6 +86,7 @@ def hold(tasks: Mapping[K, tuple[str, Mapping[str, Any]]]) -> dict[K, float]:
         times: dict[K, list[float]] = {key: [] for key in tasks}
         for turn in range(RUNS + 1):
             for key, one in them.items():
+                time.sleep(PAUSE)
                 found = one.run()
                 if turn:  # the first is a warm-up
                     times[key].append(found)
