@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from export.pytorch_to_onnx import convert, import_onnx
 from export.trainstep.named_tensor_function import GraphFunction
+from export.trainstep.recomputed_activations import recompute_activations
 from export.trainstep.recomputed_attention import RecomputedAttention
 from export.trainstep.traced_program import leave_decomposed, make_program, trace
 from federated.errors import ExportError
@@ -80,6 +81,8 @@ def trace_function(
         except Exception as error:  # a user's network can raise anything
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ExportError(f"{function.title} cannot be traced: {reason}") from error
+    if "loss" in outputs:
+        recompute_activations(traced, outputs.index("loss"))
     refuse_draws(function.title, traced)
     return traced, outputs
 

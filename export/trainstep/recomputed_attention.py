@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["RecomputedAttention"]
 
+BLOCK = 2**20  # most numbers of the probabilities that exist at once
 PLAIN = {"attn_mask": None, "dropout_p": 0.0, "enable_gqa": False}  # arguments that it supports
 
 
@@ -32,25 +34,48 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
-        y = weigh(q * scale, k, causal) @ v
+        found = [weigh(q, k, causal) @ v for q, k, v in split(q * scale, k, v)]
+        y = torch.cat(found) if len(found) > 1 else found[0]
         ctx.save_for_backward(q, k, v, y)
         ctx.scale, ctx.causal = scale, causal
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (q, k, v, y), scale = grads, ctx.saved_tensors, ctx.scale
-        # scaled differently than in the forward pass, or ONNX Runtime would compute both once and
-        # keep the result
-        p = weigh(q, k * scale, ctx.causal)
-        ds = p * (g @ v.transpose(-2, -1) - (g * y).sum(-1, keepdim=True))
-        return (
-            ds @ (k * scale),
-            ds.transpose(-2, -1) @ (q * scale),
-            p.transpose(-2, -1) @ g,
-            None,
-            None,
-        )
+        blocks = split(*ctx.saved_tensors, *grads)
+        found = [differentiate(block, ctx.scale, ctx.causal) for block in blocks]
+        return (*(found[0] if len(found) == 1 else join(found)), None, None)
+
+
+def split(q: Tensor, k: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
+    """Return blocks of examples whose probabilities have at most BLOCK numbers each."""
+    tensors = (q, k, *others)
+    rows = max(1, BLOCK // (math.prod(q.shape[1:-1]) * k.shape[-2]))
+    if q.dim() < 3 or rows >= len(q):
+        return [tensors]
+    return [tuple(one[i : i + rows] for one in tensors) for i in range(0, len(q), rows)]
+
+
+def join(blocks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Return tensors of which each block has some examples. Those of a block are one tensor at
+    first, so that ONNX Runtime computes a block whole before the next one.
+    """
+    rows = torch.cat([torch.cat([one.flatten(1) for one in block], 1) for block in blocks])
+    ends = [0, *accumulate(one[0].numel() for one in blocks[0])]
+    parts = [rows[:, start:end] for start, end in pairwise(ends)]
+    return [part.reshape(-1, *one.shape[1:]) for part, one in zip(parts, blocks[0], strict=True)]
+
+
+def differentiate(
+    block: Sequence[Tensor], scale: float, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v. block: these, y and g."""
+    q, k, v, y, g = block
+    # scaled differently than in the forward pass, or ONNX Runtime would compute both once and keep
+    # the result
+    p = weigh(q, k * scale, causal)
+    ds = p * (g @ v.transpose(-2, -1) - (g * y).sum(-1, keepdim=True))
+    return ds @ (k * scale), ds.transpose(-2, -1) @ (q * scale), p.transpose(-2, -1) @ g
 
 
 def weigh(q: Tensor, k: Tensor, causal: bool) -> Tensor:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
+from export.trainstep.cross_entropy import CrossEntropy
 from export.trainstep.given_draws import Draw, GivenDraws
 from export.trainstep.named_tensor_function import Answers, GraphFunction, make_examples
 from export.trainstep.optimisers import UPDATE_RULES
@@ -183,7 +183,8 @@ class TrainingStep:
     def _move(self, grads: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the new parameters and the new state of the optimiser."""
         move, out = UPDATE_RULES[self.recipe.optimiser], dict[str, Tensor]()
-        for name, grad in grads.items():
+        # ONNX Runtime computes the last layer's gradients first, if its update is the first
+        for name, grad in reversed(list(grads.items())):
             before = {kind: given[f"{kind}.{name}"] for kind in move.state}
             value, state = move.apply(given[PARAMETER + name], grad, before, given)
             if self.recipe.variate == "scaffold":
@@ -203,6 +204,5 @@ def measure(network: Network, out: Tensor, y: Tensor) -> Tensor:
     if network.objective == "value":
         return (out - standardise_values(network, y)).square().mean(1)
     logits, truth = flatten_places(out, y)
-    is_true = truth[:, None] == torch.arange(network.outputs, dtype=truth.dtype)
-    each = -torch.where(is_true, F.log_softmax(logits, 1), 0.0).sum(1)
+    each: Tensor = CrossEntropy.apply(logits, truth.long())  # type: ignore[no-untyped-call]
     return each.reshape(len(out), -1).mean(1)

@@ -12,6 +12,7 @@ from torch._decomp import get_decompositions
 
 from export.trainstep.decompositions.activations import (
     differentiate_hardtanh,
+    differentiate_silu,
     differentiate_threshold,
 )
 from export.trainstep.decompositions.convolution import differentiate_convolution
@@ -31,7 +32,6 @@ ACTIVATIONS = (
     aten.hardswish_backward,
     aten.leaky_relu_backward,
     aten.mish_backward,
-    aten.silu_backward,
     aten.softplus_backward,
 )
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
@@ -41,6 +41,7 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.hardtanh_backward.default: differentiate_hardtanh,
     aten.max_pool2d_with_indices_backward.default: differentiate_max_pool,
     aten.select_backward.default: differentiate_select,
+    aten.silu_backward.default: differentiate_silu,
     aten.slice_backward.default: differentiate_slice,
     aten.threshold_backward.default: differentiate_threshold,
     aten.upsample_bilinear2d.default: interpolate,

@@ -42,6 +42,9 @@ class GraphSession:
         options.log_severity_level = 3  # errors only
         # one block planned for all tensors has gaps: a step of preresnet-small took 357 MB, not 226
         options.enable_mem_pattern = False
+        # tensors that wait for another one of their size: a step of efficientnet-tiny took 355 MB,
+        # not 217
+        options.enable_mem_reuse = False
         # waiting threads must sleep, as PyTorch's do, since agents may share a machine
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:

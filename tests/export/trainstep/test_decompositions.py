@@ -1,4 +1,6 @@
-"""The gradients of ReLU, convolution, pooling, interpolation, indices and slices are autograd's."""
+"""The gradients of activations, convolution, pooling, interpolation, indices and slices are
+autograd's.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from export.trainstep.decompositions.activations import (
     differentiate_hardtanh,
+    differentiate_silu,
     differentiate_threshold,
 )
 from export.trainstep.decompositions.convolution import differentiate_convolution
@@ -71,6 +74,12 @@ def test_activations_that_cut_off() -> None:
     assert torch.equal(differentiate_hardtanh(g, x.detach(), 0.0, 6.0), wanted)
     (wanted,) = torch.autograd.grad(y := F.relu(x), x, g)
     assert torch.equal(differentiate_threshold(g, y.detach(), 0.0), wanted)
+
+
+def test_silu() -> None:
+    x, g = draw(7).requires_grad_(), draw(7) + 1
+    (wanted,) = torch.autograd.grad(F.silu(x), x, g)
+    torch.testing.assert_close(differentiate_silu(g, x.detach()), wanted, rtol=1e-12, atol=0)
 
 
 def test_convolution_omits_gradients_that_nobody_asks_for() -> None:
