@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable
 from itertools import groupby
 
-__all__ = ["SCHEMA", "find_damage", "seal"]
+__all__ = ["SCHEMA", "find_damage", "seal", "seal_all"]
 
 SCHEMA = """
 CREATE TABLE digests (part TEXT, number INTEGER, digest TEXT NOT NULL, PRIMARY KEY (part, number));
@@ -40,6 +40,16 @@ def seal(database: sqlite3.Connection, part: str, number: int = 0) -> None:
         "INSERT OR REPLACE INTO digests VALUES (?, ?, ?)",
         (part, number, digest_rows(database.execute(query, values))),
     )
+
+
+def seal_all(database: sqlite3.Connection) -> None:
+    """Store the digests of all present rows, and no others; within the caller's transaction."""
+    database.execute("DELETE FROM digests")
+    for part in PARTS:
+        database.executemany(
+            "INSERT INTO digests VALUES (?, ?, ?)",
+            [(part, number, digest) for number, digest in digest_parts(database, part).items()],
+        )
 
 
 def find_damage(database: sqlite3.Connection, parts: tuple[str, ...] = tuple(PARTS)) -> list[str]:

@@ -18,7 +18,7 @@ from coordinator.observe.events import Event, StageFinished
 from coordinator.phases.evaluation import Evaluator
 from coordinator.phases.training import Training
 from coordinator.run.rounds import Result
-from coordinator.store.file_digest_check import find_damage
+from coordinator.store.folder_check import find_file_damage
 from coordinator.store.journal import Journal
 from coordinator.store.run_store import Store
 from coordinator.trust import configured_defences
@@ -102,9 +102,9 @@ def test_an_update_that_is_damaged_while_it_waits_is_trained_again(
         if not damaged:
             damaged.append(path)
             path.write_bytes(path.read_bytes()[:-1])
-        return find_damage(path, digest)
+        return find_file_damage(path, digest)
 
-    monkeypatch.setattr(round_event_loop, "find_damage", damage)
+    monkeypatch.setattr(round_event_loop, "find_file_damage", damage)
     trained: Counter[tuple[str, int]] = Counter()
     result = federate(tmp_path, members(trained), SETTINGS).result
     assert damaged

@@ -22,7 +22,7 @@ from coordinator.round import round_events as on
 from coordinator.round import round_step as steps
 from coordinator.round.round_actions import Action, Answer, RefuseAgent
 from coordinator.round.round_state import Round
-from coordinator.store.file_digest_check import find_problem
+from coordinator.store.folder_check import find_problem
 from coordinator.store.journal import Journal, pack
 from coordinator.store.run_store import Store
 from federated.errors import StoreError

@@ -24,7 +24,7 @@ from coordinator.round.round_actions import Action
 from coordinator.round.round_state import Phase, Round, Rules, list_carried_tasks
 from coordinator.round.round_step import step
 from coordinator.round.tensor_check import Examined
-from coordinator.store.file_digest_check import find_damage, find_problem
+from coordinator.store.folder_check import find_file_damage, find_problem
 from coordinator.store.journal import Base, Journal
 from coordinator.store.run_store import Store
 from coordinator.trust.message_checks import check_match
@@ -282,7 +282,7 @@ class RoundEventLoop:
             return self._updates.pop(key)
         path = self.inbox.path(key)
         known = key in self._verified or self.inbox.local
-        if not known and (problem := find_damage(path, self.round.tasks[key].digest)):
+        if not known and (problem := find_file_damage(path, self.round.tasks[key].digest)):
             raise Malformed(f"{path} {problem}")
         return self._read(self.round.tasks[key].task, path, collector)
 

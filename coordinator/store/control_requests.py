@@ -42,7 +42,6 @@ SCHEMA = (
     "NOT NULL, seen INTEGER NOT NULL)"
 )
 PINS = "CREATE TABLE IF NOT EXISTS pins (agent TEXT PRIMARY KEY, submodel TEXT NOT NULL)"
-FIND_FORMER = "SELECT 1 FROM sqlite_master WHERE name = 'wishes'"  # the table of older runs
 POLL = 1.0  # seconds between looks
 LOCKED = 5.0  # seconds that a request waits for a coordinator that is writing
 
@@ -77,9 +76,6 @@ def begin_requests(database: sqlite3.Connection, since: datetime) -> None:
     with database:
         database.execute(SCHEMA)
         database.execute(PINS)
-        if database.execute(FIND_FORMER).fetchone():
-            database.execute("INSERT OR IGNORE INTO requests SELECT * FROM wishes")
-            database.execute("DROP TABLE wishes")
         database.execute(
             "DELETE FROM requests WHERE about = 'stop' AND at < ?", (since.isoformat(),)
         )

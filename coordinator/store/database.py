@@ -20,6 +20,7 @@ from coordinator import database_row_digests
 from coordinator.observe.round_records import Entry, RoundRecord
 from coordinator.store import agent_tables, run_lock
 from coordinator.store.run_folders import DATABASE
+from coordinator.store.schema_migrations import CHECK_SCHEMA, VERSION, migrate
 from coordinator.trust import norm_and_privacy_tables
 from federated.errors import StoreError
 from federated.runtime.sqlite_wal_damage import find_log_damage
@@ -47,12 +48,6 @@ COPY = f"{DATABASE}.copy"
 BLOCK = 64 * 1024  # bytes of the copy that are compared and written at a time
 # fields of a row of updates; `astuple` is slow
 ENTERED = attrgetter(*(each.name for each in fields(Entry) if each.name != "task"))
-VERSION = 2  # of the schema; version 1 kept the round in progress in tables
-# fails if a table or column is missing
-CHECK_SCHEMA = """
-SELECT checkpoint, fleet, metrics, task, standing, reason, norm, cost
-FROM rounds, scores, updates, standings, decisions, norms, releases LIMIT 1
-"""
 SCHEMA = """
 CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, finished TEXT NOT NULL, seconds REAL NOT NULL,
@@ -128,8 +123,8 @@ def create_database(folder: Path, facts: Facts) -> None:
 
 
 def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
-    """Open the database of a run. Raises StoreError if it is invalid, or, for writing, if another
-    version wrote it.
+    """Open the database of a run, and migrate one of an earlier schema: for reading, a copy of it
+    in memory. Raises StoreError if it is invalid, or if a later version wrote it.
     """
     if not (read_only and run_lock.is_held(folder)):
         check_log(folder)
@@ -137,9 +132,8 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
         database = sqlite3.connect(folder / DATABASE)
         undo.callback(database.close)
         try:
-            found = database.execute("PRAGMA user_version").fetchone()[0]
-            if found > VERSION:  # whose tables may differ
-                raise make_version_error(folder, found)
+            database = migrate(folder, database, read_only=read_only)
+            undo.callback(database.close)
             database.execute(CHECK_SCHEMA)
             damage = database_row_digests.find_damage(database, ("facts",))
         except sqlite3.DatabaseError as error:
@@ -148,20 +142,8 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
             ) from error
         if damage:
             raise make_damage_error(folder, damage)
-        if read_only or found == VERSION:
-            undo.pop_all()
-            return database
-        raise make_version_error(folder, found)
-
-
-def make_version_error(folder: Path, found: int) -> StoreError:
-    """Return the error for a run's database of another version, with the number of its schema."""
-    return StoreError(
-        f"run '{folder.name}' was written by another version of espalier (expected "
-        f"schema {VERSION}, found {found or 1}): finish it with that version (schema 1: before "
-        f"0.2), or start a new run from its weights (model.init = "
-        f"'{folder}/round-NNNNNN.safetensors')"
-    )
+        undo.pop_all()
+        return database
 
 
 def check_log(folder: Path) -> None:

@@ -9,15 +9,17 @@ from pathlib import Path
 
 from coordinator.database_row_digests import find_damage, seal
 from coordinator.store.database import DatabaseDamage, make_damage_error
-from coordinator.store.file_digest_check import find_problem
 from coordinator.store.run_folders import DATABASE
-from federated.errors import StoreError, explain_os_errors
+from federated.errors import StoreError, describe_os_error, explain_os_errors
+from federated.runtime.atomic_files import sha256
 
 __all__ = [
     "allow_new_journal",
     "check_rows",
     "drop_damaged_rounds",
     "find_damaged_rounds",
+    "find_file_damage",
+    "find_problem",
     "find_traces",
     "list_checkpoints",
     "may_begin_journal",
@@ -157,3 +159,26 @@ def remove_journal(folder: Path) -> None:
     for pattern in (SEGMENTS, TOTALS):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
+
+
+def find_problem(path: Path, digest: str) -> str:
+    """Return why a file is not the one with this sha256, in words that follow its name; empty if it
+    is. digest: empty: unknown, as that of a checkpoint of version 0.1.0.
+    """
+    try:
+        return find_file_damage(path, digest)
+    except OSError as error:
+        return f"cannot be read: {describe_os_error(error)}"
+
+
+def find_file_damage(path: Path, digest: str) -> str:
+    """Return as `find_problem` does. Raises OSError if the file is there and cannot be read."""
+    try:
+        found = sha256(path)
+    except FileNotFoundError:
+        return "is missing"
+    return (
+        ""
+        if found == digest or not digest
+        else f"is damaged: expected sha256 {digest}, found {found}"
+    )

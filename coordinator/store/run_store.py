@@ -2,6 +2,7 @@
 
     runs/NAME/run.sqlite                 the run's description, and every finished round
     runs/NAME/run.sqlite.copy            the same after the last round, in case the disk damages it
+    runs/NAME/schema-1-run.sqlite        the same before it was migrated from an earlier schema
     runs/NAME/round-000012.safetensors   the state after 12 rounds
     runs/NAME/journal-000021.log         the events since the last checkpoint or snapshot
     runs/NAME/total-000013-000032....    a snapshot of the sum of the round in progress

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from coordinator.store.file_digest_check import find_problem
+from coordinator.store.folder_check import find_problem
 from federated.errors import StoreError, explain_os_errors
 from federated.runtime.atomic_files import sha256
 from federated.system.disk_sync import begin_sync, sync

@@ -24,10 +24,11 @@ from coordinator.release.history import HISTORY, ModelHistory, SoftwareHistory, 
 from coordinator.settings.config import read_tables
 from coordinator.store import folder_check, run_lock
 from coordinator.store.database import COPY, find_copy_damage, open_database, restore_copy
-from coordinator.store.file_digest_check import find_problem
+from coordinator.store.folder_check import find_problem
 from coordinator.store.journal_framing import FRAME, split_records, unpack_plainly
 from coordinator.store.run_database_reader import RunRecords
 from coordinator.store.run_folders import DATABASE, make_missing_error
+from coordinator.store.schema_migrations import LaterVersion, migrate
 from federated.errors import ExportError, StoreError
 from federated.runtime.sqlite_wal_damage import LogDamage, find_log_damage
 from federated.runtime.unit_formatting import format_count
@@ -63,7 +64,8 @@ def check_run(name: str, runs: Path, *, repair: bool) -> dict[str, Any]:
     """Check all files of a run; return the result as plain values.
 
     repair: also repair what can be repaired.
-    Raises StoreError if there is no such run, or if a coordinator works on it.
+    Raises StoreError if there is no such run, if a coordinator works on it, or if a later version
+    wrote it.
     """
     folder = runs / name
     if not (folder / DATABASE).exists() and not folder_check.find_traces(folder):
@@ -146,8 +148,13 @@ def check_folder(folder: Path) -> Iterator[Finding]:
             yield describe_log(folder, damage_of_log)
         # SQLite would remove a damaged log
         if damage_of_log is None or damage_of_log.last:
-            with closing(sqlite3.connect(folder / DATABASE)) as database:
+            with (
+                closing(sqlite3.connect(folder / DATABASE)) as file,
+                closing(migrate(folder, file, read_only=True)) as database,
+            ):
                 yield from check_database(folder, database)
+    except LaterVersion:
+        raise
     except (OSError, StoreError, sqlite3.Error) as error:
         yield describe_database(folder, DATABASE, f"cannot be read ({error})")
     if (folder / COPY).exists():
@@ -226,7 +233,7 @@ def check_checkpoints(folder: Path, database: sqlite3.Connection) -> Iterator[Fi
 def change_database(folder: Path, change: Callable[[Path, sqlite3.Connection], object]) -> None:
     """Repair a run with a connection of its own: the one of the check is closed by then."""
     with closing(sqlite3.connect(folder / DATABASE)) as database:
-        change(folder, database)
+        change(folder, migrate(folder, database, read_only=False))
 
 
 def put_aside(path: Path) -> None:

@@ -144,17 +144,6 @@ def test_a_stop_that_is_sent_while_the_files_are_checked_is_obeyed(
         control.look()
 
 
-def test_a_pause_that_an_older_version_stored_holds(folder: Path, clock: Clock) -> None:
-    with closing(sqlite3.connect(folder / "run.sqlite")) as database:
-        with database:
-            database.execute("CREATE TABLE wishes (about PRIMARY KEY, wanted, at, heard)")
-            database.execute("INSERT INTO wishes VALUES ('pause', 'pause', '2026-01-01', 1)")
-        begin_requests(database, datetime.now(UTC))
-    with closing(Control(folder, clock)) as control:
-        assert control.paused
-    assert read_requests(folder) == Requests(paused=True)
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """Yield a run in progress whose menu and one agent, `pi`, are known."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import resource
 import signal
-import sqlite3
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -321,20 +319,6 @@ def test_a_run_with_a_round_in_progress_is_not_discarded(tmp_path: Path) -> None
             store.journal.append(on.RoundPlanned(1.0, PLAN))
         store.close(discard=True)
         assert (tmp_path / name).exists() == kept
-
-
-def test_a_run_of_another_schema_is_refused_with_the_version_that_can_finish_it(
-    tmp_path: Path,
-) -> None:
-    Store.create(tmp_path, "r").close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "r" / "run.sqlite")) as database:
-        database.execute("PRAGMA user_version=0")
-    with pytest.raises(
-        StoreError,
-        match=r"expected schema 2, found 1.*before 0.2",
-    ):
-        Store.open(tmp_path, "r")
-    Store.open(tmp_path, "r", read_only=True).close()
 
 
 def test_a_run_with_a_missing_journal_cannot_be_resumed(tmp_path: Path) -> None:

@@ -115,16 +115,6 @@ def test_missing_and_foreign_runs_are_errors(tmp_path: Path) -> None:
     assert list_runs(tmp_path) == ["r", "t"]
 
 
-@pytest.mark.parametrize("read_only", [False, True])
-def test_a_store_of_a_later_version_is_refused(tmp_path: Path, *, read_only: bool) -> None:
-    Store.create(tmp_path, "r").close()
-    with closing(sqlite3.connect(tmp_path / "r" / "run.sqlite")) as database:
-        database.execute("DROP TABLE rounds")  # its tables may be others
-        database.execute("PRAGMA user_version=99")
-    with pytest.raises(StoreError, match=r"another version of espalier .*found 99"):
-        Store.open(tmp_path, "r", read_only=read_only)
-
-
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "r")
     store.save(done(1))

@@ -205,7 +205,7 @@ def change_store(runs: Path, statement: str) -> None:
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("PRAGMA user_version=99", "was written by another version of espalier"),
+        ("PRAGMA user_version=99", "was written by a later version of espalier"),
         ("ALTER TABLE rounds RENAME TO turns", "is not a run's database"),
         ("UPDATE facts SET value='{}' WHERE key='network'", "is damaged"),
     ],
