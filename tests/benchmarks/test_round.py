@@ -87,6 +87,7 @@ def test_bare_clients_lose_nothing_if_the_receiver_is_slower_than_the_broker_kee
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked_commands")
 def test_a_fleet_and_bare_clients_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_the_update_of_a_raw_agent_depends_only_on_weights_agent_and_round() -> 
 @pytest.mark.broker
 @pytest.mark.processes
 @pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed")
+@pytest.mark.usefixtures("forked_commands")
 def test_twenty_agents_lose_nothing_and_a_record_that_was_changed_is_noticed(
     tmp_path: Path,
 ) -> None:
@@ -142,6 +143,7 @@ def kill_a_worker(spool: Path, killed: list[int], ended: threading.Event) -> Non
 @pytest.mark.broker
 @pytest.mark.processes
 @pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed")
+@pytest.mark.usefixtures("forked_commands")
 def test_a_worker_that_is_killed_in_a_round_loses_nothing_and_changes_no_bit(
     tmp_path: Path,
 ) -> None:

@@ -77,6 +77,7 @@ def test_the_readme_shows_the_page_in_small_pictures() -> None:
 @pytest.mark.broker
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine")
 @pytest.mark.skipif(find_spec(PACKAGE) is None, reason="the page is not built: run `make web`")
+@pytest.mark.usefixtures("forked_commands")
 def test_a_small_fleet_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("playwright.sync_api")
     monkeypatch.setattr(large_fleet_measurement, "DELAY", 5.0)
