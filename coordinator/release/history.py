@@ -29,6 +29,7 @@ __all__ = [
     "compute_digest",
     "find_rollback_event",
     "find_rollback_target",
+    "is_intact",
     "list_kept",
     "list_reports",
     "promote",
@@ -128,6 +129,11 @@ def compute_digest(history: History[VersionType, ReportType]) -> str:
     return hashlib.sha256(
         msgspec.json.encode(replace(history, digest=""), order="deterministic")
     ).hexdigest()
+
+
+def is_intact(history: History[VersionType, ReportType]) -> bool:
+    """Return True if a history that was read has its digest. Version 0.1.0 wrote none."""
+    return history.digest in ("", compute_digest(history))
 
 
 def build_card(history: ModelHistory) -> Release:

@@ -19,6 +19,7 @@ from coordinator.release.history import (
     ReportType,
     VersionType,
     compute_digest,
+    is_intact,
     list_kept,
 )
 from federated.errors import StoreError, explain_os_errors
@@ -49,7 +50,7 @@ class HistoryFile(Generic[VersionType, ReportType]):
             return History(self.run)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError(f"{path}: not a history of releases: {error}") from error
-        if history.digest != compute_digest(history):
+        if not is_intact(history):
             raise StoreError(
                 f"{path} is damaged: its digest differs; restore it from a backup, or remove it to "
                 "start a new history"

@@ -20,7 +20,7 @@ import msgspec
 from coordinator import audit_log
 from coordinator.database_row_digests import find_damage
 from coordinator.fleet.update_file_names import update_path
-from coordinator.release.history import HISTORY, ModelHistory, SoftwareHistory, compute_digest
+from coordinator.release.history import HISTORY, ModelHistory, SoftwareHistory, is_intact
 from coordinator.settings.config import read_tables
 from coordinator.store import folder_check, run_lock
 from coordinator.store.database import COPY, find_copy_damage, open_database, restore_copy
@@ -290,8 +290,7 @@ def check_history(folder: Path, kind: Any) -> Iterator[Finding]:
         return
     try:
         history = msgspec.json.decode((folder / HISTORY).read_bytes(), type=kind)
-        intact = history.digest == compute_digest(history)
-        problem = "" if intact else "is damaged: its digest differs"
+        problem = "" if is_intact(history) else "is damaged: its digest differs"
     except (OSError, ValueError) as error:  # errors of msgspec are ValueErrors
         problem = f"cannot be read: {error}"
     yield Finding(f"{folder.name}/{HISTORY}", problem, BACKUP)

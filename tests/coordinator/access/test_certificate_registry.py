@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.access.certificate_registry import REGISTRY, Registry
+from coordinator.access.certificate_registry import REGISTRY, Certificate, Registry
 
 ADD = """
 from contextlib import closing
@@ -63,3 +64,20 @@ def test_each_connection_sees_what_another_process_writes(tmp_path: Path) -> Non
             first.set_groups("phone", ["us"])
     with closing(Registry(path)) as last:
         assert last.list_groups() == {"pad": ("eu",), "phone": ("us",), "pi": ("eu",)}
+
+
+def test_a_registry_of_version_0_1_0_keeps_its_devices(tmp_path: Path) -> None:
+    """Later versions only add tables."""
+    path = tmp_path / REGISTRY
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("pragma journal_mode = wal")
+        database.execute(
+            "create table certificates (serial text primary key, name text not null, "
+            "ends real not null, revoked real, pem text not null)"
+        )
+        database.execute("insert into certificates values ('1f', 'pi', 9e9, null, 'pem')")
+    with closing(Registry(path)) as registry:
+        with registry.transaction():
+            registry.set_groups("pi", ["eu"])
+        assert registry.list_valid("pi", 0.0) == [Certificate("1f", "pi", 9e9, None, "pem")]
+        assert registry.find_groups("pi") == ("eu",)

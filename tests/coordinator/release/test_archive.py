@@ -136,6 +136,11 @@ def test_a_flipped_bit_of_the_history_is_found_or_changes_nothing(
     assert found > len(written) / 2, "the others are white space"
 
 
+def test_a_history_of_version_0_1_0_has_no_digest(archive: Archive) -> None:
+    (archive.folder / "history.json").write_text('{"run": "spring", "agents": ["pi"], "format": 1}')
+    assert archive.read() == History("spring", agents=("pi",))
+
+
 def test_a_version_with_another_manifest_is_named(archive: Archive, tmp_path: Path) -> None:
     name = archive.add(toy(tmp_path / "made"))
     assert archive.check(name) == archive.path(name)
