@@ -21,7 +21,10 @@ from {package}.cli.main import main
 sys.argv += {flags}.get(sys.argv[1], [])
 main()
 """
-SETTINGS = ("model.name=resnet-tiny", "train.steps=2", "train.batch=8", "evaluate.devices=false")
+SETTINGS = (
+    *("model.name=resnet-tiny", "method.widths=[1.0]", "train.steps=2", "train.batch=8"),
+    "evaluate.devices=false",
+)
 FLAGS = {
     "edge-agent": {
         "profile": ["--runtime", "torch", "--batch", "4"],
