@@ -149,7 +149,8 @@ def keep(folder: Path, database: sqlite3.Connection, found: int) -> Path:
     """Copy a database of this schema to a file of its own, and return that."""
     kept = folder / name_kept(found)
     part = kept.with_name(f"{kept.name}.part")
-    part.unlink(missing_ok=True)
+    for old in folder.glob(f"{part.name}*"):  # with SQLite's journal of it
+        old.unlink()
     with closing(sqlite3.connect(part)) as copy:
         database.backup(copy)
     sync(part)
