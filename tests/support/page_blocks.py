@@ -22,6 +22,7 @@ REASONS = {
     "another host": "it is for several machines",
     "board": "it is for the hardware of a board",
     "download": "it downloads or installs something",
+    "earlier version": "it is for a run of an earlier version",
     "output": "it shows what a command prints",
     "own code": "it names code of the reader",
     "root": "it changes this system, or needs its service manager",
