@@ -344,6 +344,7 @@ class MessageLoop:
                     self._guard.refund(name, size, now)
                 if not self._reception.finish_upload(key):
                     self.driver.handle(on.UpdateOffered(now, name, offer))
+                    self._reception.finish_upload(key)  # a simulated device offers a file
             case messages.Chunk() as chunk:
                 self._reception.store(name, chunk)
             case messages.Failure() as failure if failure.run == self.run.run:

@@ -1,6 +1,7 @@
 """Receive the agents' updates into files of the run's spool folder, a few transfers at a time. Each
 transfer is acknowledged with a bitmap of its chunks, received by a worker process, or uploaded over
-HTTP to an address that its grant names. Partial files survive a restart.
+HTTP to an address that its grant names. Partial files survive a restart. Simulated devices offer
+complete files.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from coordinator.fleet.update_file_names import name_file, update_path
 from coordinator.fleet.update_transfer import IDLE, Transfer, find_place
-from coordinator.fleet.uploaded_file import UploadedFile
+from coordinator.fleet.uploaded_file import OfferedFile, UploadedFile
 from coordinator.http_transfers.transfer_urls import Transfers
 from coordinator.round.tensor_check import TensorCheck
 from coordinator.update_workers.worker_pool import WorkerPool, WorkerTransfer
@@ -119,9 +120,10 @@ class Inbox:
 
     def open(self, agent: str, offer: messages.Offer, now: float) -> messages.Grant | None:
         """Answer an offer: grant a slot with the bitmap of the chunks that are already here, or ask
-        the agent to wait for a slot or for room on the disk. None: a worker grants it.
+        the agent to wait for a slot or for room on the disk. None: a worker grants it, or the
+        update is complete already (see `finish_upload`).
 
-        Raises Refused if the update is too large.
+        Raises Refused if the update is too large, StoreError if the disk fails.
         """
         manifest = offer.manifest
         key = Key(agent, offer.submodel, offer.round, offer.work)
@@ -131,6 +133,11 @@ class Inbox:
                 f"update of {agent} for {offer.submodel}: expected at most {limit} bytes, "
                 f"found {manifest.size}"
             )
+        if self.local:
+            with explain_os_errors(StoreError, self._describe_failure(agent)):
+                self._make_folder(path := self.path(key))
+            self._active[key] = Transfer(agent, offer, OfferedFile(manifest, path), now)
+            return None
         known = self._active.get(key) or self._parked.get(key)
         if known is not None and known.offer.manifest != manifest:
             self._drop(key)
@@ -186,8 +193,8 @@ class Inbox:
         ]
 
     def finish_upload(self, key: Key) -> tuple[messages.Offer, Path | None] | None:
-        """Return as `take` does for an update that is complete over HTTP or at a worker; None for
-        any other. Raises Refused, StoreError.
+        """Return as `take` does for an update that is complete over HTTP, at a worker, or in a file
+        of its device; None for any other. Raises Refused, StoreError.
         """
         if key not in self._active and key not in self._parked:
             return None
@@ -224,7 +231,9 @@ class Inbox:
 
     @property
     def local(self) -> bool:
-        """Whether agents are in this process, so that files need not be verified."""
+        """Whether agents are in this process, so that they offer complete files, which need not be
+        verified.
+        """
         return self._urls is not None and self._urls.local
 
     @property
@@ -400,10 +409,7 @@ class Inbox:
         OSError if it would use the reserve.
         """
         path = self.path(key)
-        if not path.parent.exists():
-            path.parent.mkdir()
-            if self._sync:  # the folder must exist after a power cut
-                sync(path.parent.parent)
+        self._make_folder(path)
         part = add_suffix(path, PART)
         more = manifest.size - (part.stat().st_size if part.exists() else 0)
         promised = sum(one.promised for one in (*self._active.values(), *self._parked.values()))
@@ -411,10 +417,17 @@ class Inbox:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         over_http = self._urls is not None and manifest.size > self._urls.above
         if over_http and key not in self._chunked:
-            return UploadedFile(manifest, path, sync=self._sync, verify=not self.local)
+            return UploadedFile(manifest, path, sync=self._sync)
         if self.workers is not None:
             return WorkerTransfer(manifest, path, self.workers, key.agent, self.checks.get(key))
         return PartialFile(manifest, path, limit=manifest.size, sync=self._sync)
+
+    def _make_folder(self, path: Path) -> None:
+        """Make the folder of an update's file. Raises OSError."""
+        if not path.parent.exists():
+            path.parent.mkdir()
+            if self._sync:  # the folder must exist after a power cut
+                sync(path.parent.parent)
 
     def _drop(self, key: Key) -> None:
         for store in (self._active, self._parked):

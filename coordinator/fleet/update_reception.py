@@ -94,8 +94,8 @@ class UpdateReception:
                 yield topics.say(run, key.agent), error
 
     def finish_upload(self, key: Key, verdict: Examined | str | None = None) -> bool:
-        """Check an update that came over HTTP or to a worker, if it is complete. Return whether it
-        was. Raises Refused if its digest is wrong, StoreError.
+        """Check an update that came over HTTP, to a worker or as a file, if it is complete. Return
+        whether it was. Raises Refused if its digest is wrong, StoreError.
 
         verdict: of the worker on its tensors.
         """

@@ -1,5 +1,5 @@
 """Take an update that an agent uploads over HTTP, which the server appends to a file
-(`coordinator.http_transfers`).
+(`coordinator.http_transfers`), or that a simulated device offers as a file on this machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from federated.errors import Refused
 from federated.wire.messages import Chunk, Manifest
 from federated.wire.partial_file import HAVE, PART
 
-__all__ = ["UploadedFile"]
+__all__ = ["OfferedFile", "UploadedFile"]
 
 
 class UploadedFile:
@@ -20,19 +20,15 @@ class UploadedFile:
     the upload.
     """
 
-    def __init__(
-        self, manifest: Manifest, path: Path, *, sync: bool = True, verify: bool = True
-    ) -> None:
+    def __init__(self, manifest: Manifest, path: Path, *, sync: bool = True) -> None:
         """Permit the upload, or continue that of an earlier process. Raises OSError.
 
         sync: wait until the disk has the update before it is moved to `path`.
-        verify: compute the digest of what was uploaded.
         """
-        self.manifest, self.path, self._sync, self._verify = manifest, path, sync, verify
+        self.manifest, self.path, self._sync = manifest, path, sync
         self.part = path.with_name(path.name + PART)
         note = path.with_name(path.name + HAVE)
-        # of a transfer in chunks, or another one; or of an earlier process, if nothing verifies it
-        if note.exists() or self.size > manifest.size or not verify:
+        if note.exists() or self.size > manifest.size:  # of a transfer in chunks, or another one
             self.part.unlink(missing_ok=True)  # after a kill, there may be the note only
             note.unlink(missing_ok=True)
         self.part.touch()
@@ -74,10 +70,9 @@ class UploadedFile:
         """Move the whole update to `path`. If its digest is wrong, the upload starts over, and
         Refused is raised.
         """
-        expected = found = self.manifest.sha256
+        expected = self.manifest.sha256
         with self.part.open("rb") as file:
-            if self._verify:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = hashlib.file_digest(file, "sha256").hexdigest()
             if self._sync:
                 os.fsync(file.fileno())
         if found != expected:
@@ -93,3 +88,21 @@ class UploadedFile:
     def discard(self) -> None:
         """Remove the file, which ends the permission."""
         self.part.unlink(missing_ok=True)
+
+
+class OfferedFile(UploadedFile):
+    """An update in a file of a simulated device, which the manifest names. The device has written
+    all of it, in this process or a worker of it, so nothing is sent or verified.
+    """
+
+    def __init__(self, manifest: Manifest, path: Path) -> None:
+        self.manifest, self.path, self.part = manifest, path, Path(manifest.url)
+
+    @property
+    def complete(self) -> bool:
+        return True
+
+    def finish(self) -> Path:
+        """Move the update to `path`. Raises OSError."""
+        self.part.replace(self.path)
+        return self.path

@@ -54,8 +54,8 @@ class Transfers(Protocol):
 
     @property
     def local(self) -> bool:
-        """Whether agents are on this machine, in this process, so that what they upload need not be
-        verified.
+        """Whether agents are on this machine, in this process, so that they offer their updates as
+        complete files, which need not be verified.
         """
 
 

@@ -48,6 +48,9 @@ __all__ = [
 # seconds. A lease is at least as long as the interval, so a fleet for which it would be longer
 # sends more heartbeats instead, unless its broker would drop them (see `Rules.beats`).
 HEARTBEATS, RAREST = 150, 120.0
+# the least interval where tasks have no leases: heartbeats only show what agents do, and report a
+# change of it once a second at most (see `federated.task.heartbeat_pause`)
+UNTIMED = 5.0
 MAX_REST = 32  # maximum number of rounds that an agent sits out
 FORGET_AFTER = 2 * MAX_REST  # rounds after which a wasted lease no longer counts
 
@@ -309,7 +312,8 @@ class Round(Struct, frozen=True):
     @property
     def heartbeat(self) -> float:
         """The least seconds between two heartbeats of an agent; 0: agents choose."""
-        return find_least_heartbeat(len(self.agents), self.rules.beats)
+        least = find_least_heartbeat(len(self.agents), self.rules.beats)
+        return least if self.rules.timeouts else max(least, UNTIMED)
 
     @property
     def current_phase(self) -> Phase:

@@ -25,7 +25,7 @@ from coordinator.observe.event_readers.run_readers import Oversight, oversee
 from coordinator.observe.events import Publish
 from coordinator.phases.evaluation import Evaluator
 from coordinator.phases.run_context import ENDLESS, PATIENCE, RunContext
-from coordinator.round.round_state import Rules
+from coordinator.round.round_state import Round, Rules
 from coordinator.run.network_choice import wait_for_network
 from coordinator.run.rounds import Result, conduct
 from coordinator.run.run_preparation import Prepared, make_weights, propose_menu
@@ -143,6 +143,7 @@ def assemble_fleet(
         batch=config.settings["batch"],
         session=secrets.token_hex(8),
         codec=config.wire.codec,
+        heartbeat=Round(rules).heartbeat,
         bound=config.robust.bound,
         examples=config.robust.examples,
     )

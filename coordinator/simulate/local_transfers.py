@@ -1,4 +1,6 @@
-"""Let simulated devices read weights from the coordinator's files and write updates there."""
+"""Let simulated devices read large weights from the coordinator's files, and offer their updates as
+files.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from federated.wire.messages import Grant, Manifest
 
 __all__ = ["LocalTransfers"]
 
-# bytes: messages of an in-memory link are faster below, one file instead of many chunks above
+# bytes of weights: messages of an in-memory link are faster below, one file instead of many chunks
+# above
 ABOVE = 1 << 20
 
 
@@ -42,7 +45,7 @@ class LocalTransfers:
         """Do nothing: devices have read the weights."""
 
     def grant(self, place: PurePosixPath, manifest: Manifest) -> Grant:
-        return Grant(manifest.transfer, b"", True, str(self.spool / place))
+        raise AssertionError("simulated devices offer files, which need no grant")
 
     def end(self, place: PurePosixPath) -> None:
         """Do nothing: nobody writes any more."""

@@ -40,7 +40,7 @@ from federated.wire.link import CHUNK, Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.cost import cost
 
-__all__ = ["Devices", "ServingLink"]
+__all__ = ["Devices", "PooledRunner", "ServingLink"]
 
 RATE = 1e10  # multiply-adds per second of a device of speed 1
 SESSION = "simulated"
@@ -74,7 +74,15 @@ class PooledRunner:
         future = self.workers.begin(self.index, task, weights, result)
         self.present = task, result, future
         self.until = time.monotonic() + (self.delay if task.work == "train" else 0.0)
-        future.add_done_callback(lambda _: self._finish())
+        if not self.done:  # else the device looks at it in the same turn
+            future.add_done_callback(lambda _: self._finish())
+
+    @property
+    def done(self) -> bool:
+        """True if the current task is done and the delay is over."""
+        return (
+            self.present is not None and self.present[2].done() and time.monotonic() >= self.until
+        )
 
     def _finish(self) -> None:
         """Notify the device once its task is done and the delay is over."""
@@ -87,7 +95,7 @@ class PooledRunner:
         timer.start()
 
     def poll(self) -> Outcome | None:
-        if self.present is None or not self.present[2].done() or time.monotonic() < self.until:
+        if self.present is None or not self.done:
             return None
         (task, result, future), self.present = self.present, None
         found = read_outcome(future)
@@ -123,7 +131,7 @@ class Devices:
         self._called = set[int]()  # those of them that wait
         self._thread: threading.Thread | None = None
         self._weights: OrderedDict[str, Path] = OrderedDict()
-        self._present: dict[int, tuple[AgentEventLoop, MemoryLink]] = {}  # by index
+        self._present: dict[int, tuple[AgentEventLoop, MemoryLink, PooledRunner]] = {}  # by index
         self._due = 0.0  # time of the next turn of idle devices
 
     def begin(self, fleet: MessageLoop, folder: Path) -> None:
@@ -165,14 +173,14 @@ class Devices:
             index: self._make_participant(run, index, survey, Spool(folder / name))
             for index, (name, survey) in enumerate(zip(agents, surveys, strict=False))
         }
-        for participant, _ in self._present.values():
+        for participant, *_ in self._present.values():
             participant.join()
         self._due = time.monotonic() + SWEEP
 
-    def turn(self, timeout: float) -> None:
+    def turn(self, timeout: float) -> bool:
         """Handle all that is due at one device, or at all of them now and then; wait for news for
-        at most `timeout` seconds. Raises FleetError if the coordinator refuses a device: a
-        simulation requires all of them.
+        at most `timeout` seconds. Return whether anything was due. Raises FleetError if the
+        coordinator refuses a device: a simulation requires all of them.
         """
         left = max(0.0, self._due - time.monotonic())
         try:
@@ -184,13 +192,14 @@ class Devices:
         for index in devices:
             self._called.discard(index)  # before it looks: later news call it again
             if index in self._present and not serve_device(*self._present[index]):
-                gone, _ = self._present.pop(index)
+                gone, *_ = self._present.pop(index)
                 if gone.state.refused:
                     raise FleetError(f"the run cannot use {gone.state.name}: {gone.state.over}")
+        return bool(devices)
 
     def _make_participant(
         self, run: messages.Run, index: int, survey: dict[str, Any], spool: Spool
-    ) -> tuple[AgentEventLoop, MemoryLink]:
+    ) -> tuple[AgentEventLoop, MemoryLink, PooledRunner]:
         name = name_devices(self.source.agents)[index]
         will = topics.status(run.run, name), envelope.encode(messages.Status(name, SESSION, False))
         notify = partial(self._call, index)
@@ -204,7 +213,7 @@ class Devices:
         equipment = Equipment(
             measure, runner, spool, weights=self._weights, cached=CACHED, http=SharedFolder()
         )
-        return AgentEventLoop(link, run, name, SESSION, equipment), link
+        return AgentEventLoop(link, run, name, SESSION, equipment), link, runner
 
     def _make_profile(
         self, index: int, name: str, data: Card, survey: dict[str, Any], run: messages.Run
@@ -241,15 +250,17 @@ class Devices:
 class ServingLink(MemoryLink):
     """The coordinator's link of a simulation in one thread: while it waits, the devices work.
 
-    serve: handles what is due at devices, and waits for at most the given number of seconds.
+    serve: handles what is due at a device, waits for at most the given number of seconds, and
+        returns whether anything was due.
     """
 
-    def __init__(self, broker: MemoryBroker, name: str, serve: Callable[[float], None]) -> None:
+    def __init__(self, broker: MemoryBroker, name: str, serve: Callable[[float], bool]) -> None:
         super().__init__(broker, name)
         self._serve = serve
 
     def receive(self, timeout: float) -> Delivery | None:
-        self._serve(0.0 if self.backlog else timeout)
+        while not self.backlog and self._serve(timeout):
+            timeout = 0.0
         return super().receive(0.0)
 
 
@@ -258,9 +269,9 @@ def pick_value(values: Sequence[float], index: int, agents: int) -> float:
     return values[index * len(values) // agents]
 
 
-def serve_device(participant: AgentEventLoop, link: MemoryLink) -> bool:
+def serve_device(participant: AgentEventLoop, link: MemoryLink, runner: PooledRunner) -> bool:
     """Handle all that is due at a device. Return False once it has left the run."""
-    while participant.turn(0.0) and link.backlog:
+    while participant.turn(0.0) and (link.backlog or runner.done):
         pass
     if participant.state.over:
         participant.leave()

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from federated.device.agent_run_files import GRAPH, Spool, SpooledUpdate
 from federated.errors import Refused
-from federated.http_transfers.blob_transfers import BlobTransfer, make_upload
+from federated.http_transfers.blob_transfers import BlobTransfer
 from federated.http_transfers.http_client import HttpAccess
-from federated.http_transfers.http_upload import PartUpload
+from federated.http_transfers.http_upload import HttpUpload, PartUpload
 from federated.system.file_mapping import map_file
 from federated.task import Task
 from federated.wire import envelope, messages, topics
@@ -267,7 +267,7 @@ class Uploads:
         empty.
         """
         data = map_file(path)
-        manifest = split(data, self.link.max_chunk, task.transfer)
+        manifest = split(data, self.link.max_chunk, task.transfer, self._http.share(path))
         self.spool.note(SpooledUpdate(task, manifest, path), run)
         self._uploads[manifest.transfer] = Upload(task, Sender(manifest, data), data)
 
@@ -314,7 +314,7 @@ class Uploads:
             return  # the coordinator may not have noticed yet that it has everything
         if running is None or running.url != grant.url:
             self._end_transfer(grant.transfer)
-            made = make_upload(self._http, grant.url, upload.data, upload.task.submodel.name)
+            made = HttpUpload(self._http, grant.url, upload.data, upload.task.submodel.name)
             self._transfers[grant.transfer] = made
             made.start()
 

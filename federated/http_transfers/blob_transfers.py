@@ -1,5 +1,5 @@
-"""Begin the transfer of a blob to or from the address that a coordinator names: over HTTP(S), or on
-the coordinator's machine, where simulated devices are, by copying a file.
+"""Begin the download of a blob from the address that a coordinator names: over HTTP(S), or on the
+coordinator's machine, where simulated devices are, by copying a file.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Protocol
 
 from federated.http_transfers.http_client import HttpAccess
 from federated.http_transfers.http_download import DiskFailure, HttpDownload
-from federated.http_transfers.http_upload import HttpUpload
 
-__all__ = ["BlobTransfer", "SharedFolder", "make_download", "make_upload"]
+__all__ = ["BlobTransfer", "SharedFolder", "make_download"]
 
 
 class BlobTransfer(Protocol):
@@ -42,10 +41,14 @@ class BlobTransfer(Protocol):
 
 @dataclass(frozen=True)
 class SharedFolder(HttpAccess):
-    """How a simulated device reaches the files of its coordinator: an address is the path of one.
+    """How a simulated device and its coordinator reach each other's files: an address is the path
+    of one.
 
     Only a simulation gives its devices this access: a coordinator elsewhere could name any file.
     """
+
+    def share(self, path: Path) -> str:
+        return str(path)
 
 
 class FileCopy:
@@ -71,16 +74,6 @@ class FileCopy:
         """Do nothing: the transfer is complete."""
 
 
-def replace_file(path: Path, data: memoryview) -> None:
-    """Give a file that permits its upload this content, at once: the coordinator may read it. Do
-    nothing without the file. Raises OSError.
-    """
-    if path.exists():
-        copy = path.with_name(f"{path.name}.copy")
-        copy.write_bytes(data)
-        copy.replace(path)
-
-
 def make_download(access: HttpAccess, url: str, part: Path, sha256: str, size: int) -> BlobTransfer:
     """Return the download of a blob of `size` bytes into `part`. Raises Refused for an address that
     this device must not use, OSError if the disk has no room.
@@ -88,12 +81,3 @@ def make_download(access: HttpAccess, url: str, part: Path, sha256: str, size: i
     if isinstance(access, SharedFolder):
         return FileCopy(url, size, lambda: shutil.copyfile(url, part))
     return HttpDownload(access, url, part, sha256, size)
-
-
-def make_upload(access: HttpAccess, url: str, data: memoryview, name: str) -> BlobTransfer:
-    """Return the upload of `data`. name: of the submodel, for messages. Raises Refused for an
-    address that this device must not use.
-    """
-    if isinstance(access, SharedFolder):
-        return FileCopy(url, len(data), lambda: replace_file(Path(url), data))
-    return HttpUpload(access, url, data, name)

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from federated.errors import ConfigError, EspalierError, Refused, WireError
@@ -75,6 +76,12 @@ class HttpAccess:
     ca: str | None = None
     tls_only: bool = False
     transferred: ByteCount = field(default_factory=ByteCount, compare=False)
+
+    def share(self, path: Path) -> str:
+        """Return the address from which the coordinator takes a file of this device; empty: the
+        device sends its content.
+        """
+        return ""
 
     def make_context(self) -> ssl.SSLContext:
         """Return the TLS context of a connection. Raises ConfigError."""

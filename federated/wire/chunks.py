@@ -34,9 +34,13 @@ MAX_STALL = 60.0  # the pause doubles with each repetition, up to this many seco
 MAX_QUEUED = 240.0  # up to this many while the receiver answers that the sender waits for its turn
 
 
-def split(data: memoryview | bytes | bytearray, chunk: int, transfer: str) -> Manifest:
-    """Return the manifest of a transfer of `data` in chunks of `chunk` bytes."""
-    return Manifest(transfer, len(data), chunk, hashlib.sha256(data).hexdigest())
+def split(
+    data: memoryview | bytes | bytearray, chunk: int, transfer: str, url: str = ""
+) -> Manifest:
+    """Return the manifest of a transfer of `data` in chunks of `chunk` bytes. url: its address, if
+    it has one.
+    """
+    return Manifest(transfer, len(data), chunk, hashlib.sha256(data).hexdigest(), url)
 
 
 def slices(manifest: Manifest, data: memoryview | bytes | bytearray) -> Iterator[Chunk]:

@@ -10,7 +10,7 @@ import pytest
 from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate import simulated_devices
 from coordinator.simulate.device_data import DataSource
-from coordinator.simulate.simulated_devices import Devices
+from coordinator.simulate.simulated_devices import Devices, PooledRunner
 from coordinator.simulate.workers import OwnThread
 from federated.device.agent_event_loop import AgentEventLoop
 from federated.wire import topics
@@ -23,9 +23,9 @@ def test_a_device_handles_all_its_news_in_one_turn(
 ) -> None:
     served: list[str] = []
 
-    def serve(device: AgentEventLoop, link: MemoryLink) -> bool:
+    def serve(device: AgentEventLoop, link: MemoryLink, runner: PooledRunner) -> bool:
         served.append(link.client_id)
-        return before(device, link)
+        return before(device, link, runner)
 
     before = simulated_devices.serve_device
     monkeypatch.setattr(simulated_devices, "serve_device", serve)
