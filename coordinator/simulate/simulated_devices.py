@@ -24,6 +24,7 @@ from typing import Any
 from coordinator.fleet.message_loop import MessageLoop
 from coordinator.settings.config import Config
 from coordinator.simulate.device_data import SIMULATED, DataSource, name_devices
+from coordinator.simulate.local_transfers import SharedFolder
 from coordinator.simulate.malicious_devices import choose_malicious
 from coordinator.simulate.workers import UNLIMITED, Workers, read_outcome
 from federated.device.agent_event_loop import AgentEventLoop, Equipment
@@ -31,7 +32,6 @@ from federated.device.agent_run_files import Spool
 from federated.device.task_runner_interface import Outcome
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import FleetError
-from federated.http_transfers.blob_transfers import SharedFolder
 from federated.system.child_processes import block_interrupts
 from federated.task import MAX_CODECS, Card, Profile, Task, Timing
 from federated.wire import envelope, messages, topics
@@ -45,7 +45,6 @@ __all__ = ["Devices", "PooledRunner", "ServingLink"]
 RATE = 1e10  # multiply-adds per second of a device of speed 1
 SESSION = "simulated"
 SWEEP = 3.0  # seconds between turns of idle devices, which send heartbeats
-CACHED = 64  # downloads shared by all devices: more than a round and its evaluation need
 WAKE = -1  # in place of a device's index
 
 
@@ -114,6 +113,7 @@ class Devices:
     over, or `begin` to do both in a thread; then `close`.
 
     error: the error that stopped the thread, if any.
+    weights: files of published weights by digest (see `LocalTransfers`).
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Devices:
         self._calls = queue.SimpleQueue[int]()  # indices of devices with news
         self._called = set[int]()  # those of them that wait
         self._thread: threading.Thread | None = None
-        self._weights: OrderedDict[str, Path] = OrderedDict()
+        self.weights: OrderedDict[str, Path] = OrderedDict()
         self._present: dict[int, tuple[AgentEventLoop, MemoryLink, PooledRunner]] = {}  # by index
         self._due = 0.0  # time of the next turn of idle devices
 
@@ -210,9 +210,7 @@ class Devices:
         link.subscribe(topics.run(run.run))
         data = self.source.device(index).card()
         measure = partial(self._make_profile, index, name, data, survey)
-        equipment = Equipment(
-            measure, runner, spool, weights=self._weights, cached=CACHED, http=SharedFolder()
-        )
+        equipment = Equipment(measure, runner, spool, weights=self.weights, http=SharedFolder())
         return AgentEventLoop(link, run, name, SESSION, equipment), link, runner
 
     def _make_profile(

@@ -40,6 +40,7 @@ from coordinator.store.run_folders import list_runs
 from coordinator.store.run_store import Store
 from coordinator.trust.configured_defences import check_buffer_size
 from federated.data import partitions
+from federated.device.agent_run_files import GRAPH
 from federated.device.attacks.known_attacks import parse_attack
 from federated.device.trainers.catalogue import open_trainer
 from federated.errors import (
@@ -218,7 +219,7 @@ def run_with_workers(prepared: Prepared, source: DataSource, read: Publish, fold
     link = MemoryLink(broker, "coordinator")
     try:
         begin = partial(devices.begin, folder=folder)
-        run(prepared, link, read, begin, make_options(prepared))
+        run(prepared, link, read, begin, make_options(prepared, devices))
     except LinkError:
         if devices.error is None:
             raise
@@ -240,14 +241,15 @@ def run_in_thread(
             link,
             read,
             lambda fleet: devices.join(fleet.run, folder),
-            make_options(prepared),
+            make_options(prepared, devices),
         )
     finally:
         devices.close()
 
 
-def make_options(prepared: Prepared) -> RunOptions:
-    urls, device = LocalTransfers(prepared.store.spool), prepared.config.simulate.device
+def make_options(prepared: Prepared, devices: Devices) -> RunOptions:
+    urls = LocalTransfers(prepared.store.spool, devices.weights)
+    device = prepared.config.simulate.device
     return RunOptions(patience=ENDLESS, device=device, durable=False, urls=urls)
 
 
@@ -259,6 +261,8 @@ def open_device_folder(store: Store) -> Iterator[Path]:
     folder = store.spool / "devices"
     remove_files(folder)
     yield folder
+    for graph in store.spool.glob(f"*{GRAPH}"):  # copied beside weights
+        graph.unlink()
     since = store.read_last_folded()
     for device in folder.iterdir():
         state_between_rounds.prune(device / state_between_rounds.FOLDER, since.get(device.name, 0))

@@ -21,7 +21,7 @@ from federated.device.agent_run_files import Spool
 from federated.device.agent_state import AgentState, OpenTask, find_active
 from federated.device.agent_step import step
 from federated.device.task_runner_interface import Outcome, TaskRunner
-from federated.device.transfers import CACHED, Downloads, Uploads
+from federated.device.transfers import Downloads, Uploads
 from federated.errors import Refused, WireError
 from federated.http_transfers.http_client import HttpAccess
 from federated.task import Profile, Task
@@ -44,9 +44,8 @@ class Equipment:
         finished.
     clock: seconds, monotone.
     condition: returns the present condition of the device.
-    weights: downloaded weights by digest, the latest last, which agents of one process share;
-        None: those of the spool.
-    cached: largest number of weights to keep.
+    weights: files with weights and graphs by digest that agents of one process share and need not
+        download; None: those of the spool.
     http: how the device reaches servers that the coordinator names.
     """
 
@@ -57,7 +56,6 @@ class Equipment:
     clock: Callable[[], float] = time.monotonic
     condition: Callable[[], messages.Condition] = messages.Condition
     weights: OrderedDict[str, Path] | None = None
-    cached: int = CACHED
     http: HttpAccess = HttpAccess()  # noqa: RUF009  # frozen
 
 
@@ -72,7 +70,7 @@ class AgentEventLoop:
     ) -> None:
         self.link, self.equipment = link, equipment
         spool, http = equipment.spool, equipment.http
-        self._downloads = Downloads(link, spool, equipment.weights, equipment.cached, http)
+        self._downloads = Downloads(link, spool, equipment.weights, http)
         self._uploads = Uploads(link, run.run, name, spool, http)
         self._events: deque[on.AgentEvent] = deque()
         self._announcements = (topics.profile(run.run, name), topics.status(run.run, name))

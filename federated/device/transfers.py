@@ -25,7 +25,7 @@ from federated.wire.chunks import WINDOW, Sender, split
 from federated.wire.link import Link
 from federated.wire.retained_blobs import Download, RetainedBlob
 
-__all__ = ["AHEAD", "CACHED", "Downloads", "Uploads"]
+__all__ = ["AHEAD", "Downloads", "Uploads"]
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +34,9 @@ CACHED = 8  # weights kept on disk: those of a calibration are reused in the nex
 
 class Downloads:
     """Downloads the weights and the training graphs of a task into a spool, one after the other. It
-    keeps at most `cached` weights, fewer if the spool is full, and all graphs.
+    keeps at most `CACHED` weights, fewer if the spool is full, and all graphs.
 
-    shared: weights by digest, the latest last, which agents of one process share; None: those that
+    shared: files by digest that agents of one process share and need not download; None: those that
     an earlier process left in the spool.
     http: how this device reaches servers.
     """
@@ -46,14 +46,12 @@ class Downloads:
         link: Link,
         spool: Spool,
         shared: OrderedDict[str, Path] | None,
-        cached: int,
         http: HttpAccess,
     ) -> None:
         self.link, self.spool, self._http = link, spool, http
         self._paths = spool.list_downloads() if shared is None else shared
         # Weights of an earlier process are verified before they are used.
         self._unverified = set(self._paths) if shared is None else set()
-        self._cached = cached
         self._download: Download | None = None
         self._waiting = deque[tuple[RetainedBlob, Path]]()  # further files of the same task
         self._task = ""  # digest of its weights
@@ -76,6 +74,12 @@ class Downloads:
         instead of any others.
         """
         self.stop()
+        self._task, self._used = (
+            task.digest,
+            frozenset((task.digest, *(g.digest for g in task.graphs))),
+        )
+        if all(map(self._find, self._used)):
+            return True
         base = topics.model(task.run, task.slot, task.submodel.name)
         weights = RetainedBlob(base, task.digest, task.size), self.spool.weights_path(task.digest)
         graphs = (
@@ -83,10 +87,7 @@ class Downloads:
             for one in task.graphs
         )
         files = [weights, *((blob, self.spool.graph_path(digest)) for blob, digest in graphs)]
-        self._task, self._used = task.digest, frozenset(blob.sha256 for blob, _ in files)
         self._waiting.extend(file for file in files if not self._find(file[0].sha256))
-        if not self._waiting:
-            return True
         self.spool.remove_partial(keep=[blob.sha256 for blob, _ in self._waiting])
         self._chunks = 0
         self._begin_next(now)
@@ -196,7 +197,7 @@ class Downloads:
             return
         self._paths[digest] = path
         weights = [one for one, where in self._paths.items() if where.suffix != GRAPH]
-        for old in weights[: max(0, len(weights) - self._cached)]:
+        for old in weights[: max(0, len(weights) - CACHED)]:
             self._remove(old)
         self.trim(self._task)
 

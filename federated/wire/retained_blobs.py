@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from federated.errors import Refused
-from federated.http_transfers.blob_transfers import BlobTransfer, make_download
+from federated.http_transfers.blob_transfers import BlobTransfer
 from federated.http_transfers.http_client import HttpAccess
-from federated.http_transfers.http_download import DiskFailure, WrongDigest
+from federated.http_transfers.http_download import DiskFailure, HttpDownload, WrongDigest
 from federated.system.disk_sync import sync
 from federated.system.file_locks import lock_path, unlock_path
 from federated.system.file_mapping import release_pages
@@ -237,7 +237,7 @@ class Download:
                 note.unlink()
                 self._find_place().unlink(missing_ok=True)
             blob = self.blob
-            self._transfer = make_download(
+            self._transfer = HttpDownload(
                 self._http, manifest.url, self._find_place(), blob.sha256, blob.size
             )
         except (OSError, Refused):

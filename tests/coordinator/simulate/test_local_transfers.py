@@ -1,22 +1,20 @@
-"""Updates of simulated devices, and their large weights, are files and no messages."""
+"""Weights and updates of simulated devices are files and no messages."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 
 from coordinator.fleet.update_inbox import Inbox
 from coordinator.run.config_sources import ConfigSources
-from coordinator.simulate import local_transfers
-from coordinator.simulate.local_transfers import LocalTransfers
-from coordinator.simulate.simulation import simulate
+from coordinator.simulate import simulation
+from coordinator.simulate.local_transfers import LocalTransfers, SharedFolder
 from federated.errors import Refused
-from federated.http_transfers import blob_transfers
-from federated.http_transfers.blob_transfers import SharedFolder, make_download
-from federated.http_transfers.http_download import DiskFailure
 from federated.task import Key
 from federated.wire.chunks import split
+from federated.wire.links.memory import MemoryBroker
 from federated.wire.messages import Offer
 
 EXPERIMENT = """
@@ -41,43 +39,31 @@ workers = 1
 KEY, DATA = Key("d0", "w1", 1, "train"), b"x" * 1000
 
 
-def test_files_and_messages_give_the_same_weights(
+def test_no_message_holds_weights_or_an_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied = list[str]()
+    sent = list[str]()
 
-    class CountedCopy(blob_transfers.FileCopy):
-        def start(self) -> None:
-            super().start()
-            copied.append(Path(self.url).suffix)
+    class RecordingBroker(MemoryBroker):
+        def publish(self, topic: str, payload: bytes, *, retain: bool, qos: int = 1) -> None:
+            sent.append(topic)
+            super().publish(topic, payload, retain=retain, qos=qos)
 
-    monkeypatch.setattr(blob_transfers, "FileCopy", CountedCopy)
-    weights, counts = list[bytes](), list[int]()
-    for above in (0, 1 << 40):
-        monkeypatch.setattr(local_transfers, "ABOVE", above)
-        folder = tmp_path / str(above)
-        folder.mkdir()
-        (folder / "small.toml").write_text(EXPERIMENT)
-        simulate(ConfigSources(folder / "small.toml"), folder / "runs", folder / "out", say=print)
-        weights.append((folder / "runs" / "small-seed0" / "round-000002.safetensors").read_bytes())
-        counts.append(copied.count(".weights"))
-    assert counts[0] >= 2, "weights of two rounds"
-    assert counts[1] == counts[0]
-    assert weights[0] == weights[1]
-
-
-def test_a_failure_of_the_disk_is_one_of_the_transfer(tmp_path: Path) -> None:
-    download = make_download(SharedFolder(), str(tmp_path / "missing"), tmp_path / "part", "", 4)
-    download.start()
-    assert isinstance(download.failure, DiskFailure)
-    assert (download.running, download.moved) == (False, 0)
+    monkeypatch.setattr(simulation, "MemoryBroker", RecordingBroker)
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    found = simulation.simulate(
+        ConfigSources(tmp_path / "small.toml"), tmp_path / "runs", tmp_path / "out", say=print
+    )
+    assert found["seeds"]
+    assert not [topic for topic in sent if "/c/" in topic]
+    assert len([topic for topic in sent if topic.endswith("/say")]) >= 6, "an offer per update"
 
 
 def offer_file(folder: Path) -> tuple[Inbox, Offer, Path]:
     """Return an inbox, an offer to it, and the file that is offered."""
     file, spool = folder / "own.update", folder / "spool"
     file.write_bytes(DATA)
-    inbox = Inbox(spool, 1, urls=LocalTransfers(spool))
+    inbox = Inbox(spool, 1, urls=LocalTransfers(spool, OrderedDict()))
     manifest = split(DATA, 1024, "t", SharedFolder().share(file))
     return inbox, Offer(manifest, "r", KEY.round, 1, KEY.work, KEY.submodel), file
 
