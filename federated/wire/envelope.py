@@ -195,7 +195,7 @@ def decode_with_epoch(payload: bytes | bytearray | memoryview) -> tuple[Message,
             message = _CHUNK.decode(envelope.body)
         else:
             message = msgspec.convert(
-                _make_safe(_unpack(envelope.body)),
+                _make_all_safe(_unpack(envelope.body)),
                 MESSAGES[kind],
                 strict=True,
                 builtin_types=(bytes,),
@@ -232,6 +232,17 @@ def _unpack(part: msgspec.Raw) -> Any:
         raise Malformed(
             f"message: expected msgpack, found {type(error).__name__}: {str(error)[:200]}"
         ) from None
+
+
+def _make_all_safe(body: Any) -> Any:
+    """Return a message's body with every string safe to show. Most have no other strings, which the
+    body as JSON shows in a tenth of the time: JSON escapes some, and leaves the others as they are.
+    """
+    try:
+        text = msgspec.json.encode(body).decode()
+    except TypeError:  # a key that is no text, which the message's type rejects
+        return _make_safe(body)
+    return body if text.isprintable() and "\\" not in text else _make_safe(body)
 
 
 def _make_safe(part: Any) -> Any:
