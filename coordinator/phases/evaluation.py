@@ -278,6 +278,8 @@ class Evaluator:
         self, state: State, work: Work, tasks: Sequence[Planned], collector: Collector
     ) -> None:
         """Send tasks and collect their results until the phase closes."""
+        if not tasks:
+            return
         limit = max((one.task.deadline for one in tasks), default=0.0)
         quorum = sum(not one.probe for one in tasks)
         self.run.fleet.run_phase(
