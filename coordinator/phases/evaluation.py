@@ -105,8 +105,9 @@ class Evaluator:
         """
         config, fleet = self.run.config.evaluate, self.run.fleet
         submodels = self._select(worked, state.round)
-        if submodels:
-            return_free_memory()  # of the round's transfers, before networks take theirs
+        if not submodels:
+            return state, ()
+        return_free_memory()  # of the round's transfers, before networks take theirs
         if state.settings["norm"] == "static":
             agents = [
                 a for a in fleet.list_free() if config.calibrate == "fleet" or a.name in worked
