@@ -14,6 +14,7 @@ from coordinator.simulate import demo_fleet
 from coordinator.simulate.demo_fleet import DEVICES, DemoOptions, run_demo
 from coordinator.store import control_requests
 from coordinator.store.run_store import Store
+from tests.support.paced_rounds import PACED
 from tests.support.processes import AGENT, COORDINATOR, Running, Start, wait_for_words
 from tests.support.python_without_torch import hide_packages, write_python
 from tests.support.waiting import eventually
@@ -51,7 +52,7 @@ def start_run(tmp_path: Path, start: Start, *settings: str) -> tuple[Running, st
     """Start a coordinator with its own broker. Return it and the address."""
     port = find_free_port("127.0.0.1", 0)
     given = ["--port", str(port), "--set", "broker.kind=embedded", "--format", "json", *settings]
-    process = start(*COORDINATOR, "start", *RUN, *SMALL, *given)
+    process = start(*COORDINATOR, "start", *RUN, *SMALL, *PACED, *given)
     assert wait_for_words(process, tmp_path / "0.err", "agents join with")
     return process, f"127.0.0.1:{port}"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.installed_boards import FIRST, SECOND, Board, make_variant, refuse_to_join
+from tests.support.paced_rounds import PACED
 from tests.support.processes import COORDINATOR, Running, Start, wait_for_words
 from tests.support.waiting import eventually
 
@@ -61,7 +62,7 @@ def test_a_version_is_tried_on_a_device_promoted_and_taken_back(
 ) -> None:
     tools = board.add_systemctl(tmp_path / "tools", broker)
     settings = ["--set", "evaluate.devices=false", "--min-agents", "1", "--rounds", "5000"]
-    words = ["start", "--name", "r", "--model", "mlp-small", "--broker", broker, *settings]
+    words = ["start", "--name", "r", "--model", "mlp-small", "--broker", broker, *settings, *PACED]
     coordinator = start(*COORDINATOR, *words, "--format", "json")
     assert wait_for_words(coordinator, tmp_path / "0.err", "waiting: 0 of 1 agents")
 
