@@ -38,12 +38,14 @@ def list_summaries() -> Iterator[str]:
 
 
 def summarise(result: BenchmarkResult) -> str:
-    """Return the range of the ratios to each baseline, or the values if all limits are set."""
+    """Return the range of the ratios to each baseline, or the values if at most one row has
+    a ratio to a baseline.
+    """
     ratios: dict[str, list[float]] = {}
     for row in result.rows:
         if row.baseline and row.baseline.name != AT_MOST and row.ratio is not None:
             ratios.setdefault(row.baseline.name, []).append(row.ratio)
-    if ratios:
+    if sum(map(len, ratios.values())) > 1:
         return "; ".join(f"{name} {format_range(found)}" for name, found in ratios.items())
     measured = [row for row in result.rows if row.goal is not None]
     return "; ".join(f"{row.name} {format_value(row.ours)}" for row in measured)
