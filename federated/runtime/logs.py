@@ -16,13 +16,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypeAlias
 from urllib.parse import quote
 
 import click
+from pythonjsonlogger.json import JsonFormatter
 
 from federated.errors import ConfigError, explain_os_errors
 from federated.runtime.console import report_errors
@@ -80,34 +80,24 @@ class TextFormatter(logging.Formatter):
         return super().formatMessage(record)
 
 
-# what every record has, besides the fields of `extra`
-COMMON = {*vars(logging.makeLogRecord({})), "asctime", "message", "taskName"}
-ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
-
-
-class FieldFormatter(logging.Formatter):
+class FieldFormatter(JsonFormatter):
     """Formats a record as one line of JSON that is safe to show. NaN and infinite numbers become
     null.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
+        return redact(super().format(record))
+
+    def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
+        time = log_data.pop("time")
+        return {"time": time} | {
+            k: None
+            if isinstance(v, float) and not math.isfinite(v)
+            else make_lines_safe(v)
+            if isinstance(v, str)
+            else v
+            for k, v in log_data.items()
         }
-        if record.exc_info:
-            fields["exc_info"] = self.formatException(record.exc_info)
-        if record.stack_info:
-            fields["stack_info"] = self.formatStack(record.stack_info)
-        fields |= {key: value for key, value in vars(record).items() if key not in COMMON}
-        for key, value in fields.items():
-            if isinstance(value, str) and not value.isprintable():
-                fields[key] = make_lines_safe(value)
-            elif isinstance(value, float) and not math.isfinite(value):
-                fields[key] = None
-        return redact(ENCODER.encode(fields))
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
@@ -245,4 +235,9 @@ def _open(file: Path) -> RotatingHandler:
 def _make_formatter(form: Form) -> logging.Formatter:
     if form == "text":
         return TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return FieldFormatter()
+    return FieldFormatter(
+        ["levelname", "name", "message"],
+        rename_fields={"levelname": "level", "name": "logger"},
+        timestamp="time",
+        json_ensure_ascii=False,
+    )
