@@ -43,7 +43,9 @@ def seal(database: sqlite3.Connection, part: str, number: int = 0) -> None:
 
 
 def seal_all(database: sqlite3.Connection) -> None:
-    """Store the digests of all present rows, and no others; within the caller's transaction."""
+    """Store the digests of all present rows, and no others; within the caller's transaction.
+    Raises sqlite3.Error.
+    """
     database.execute("DELETE FROM digests")
     for part in PARTS:
         database.executemany(
@@ -57,6 +59,7 @@ def find_damage(database: sqlite3.Connection, parts: tuple[str, ...] = tuple(PAR
     try:
         known: dict[str, dict[int, str]] = {}
         for part, number, digest in database.execute("SELECT * FROM digests"):
+            check_number("digests", "number", number)
             known.setdefault(part, {})[number] = digest
         found = [f"digests of an unknown table '{part}'" for part in known if part not in PARTS]
         for part in parts:
@@ -77,16 +80,23 @@ def compare(part: str, known: dict[int, str], present: dict[int, str]) -> list[s
 
 
 def digest_parts(database: sqlite3.Connection, part: str) -> dict[int, str]:
-    """Return the digests of a table's present rows, by number."""
+    """Return the digests of a table's present rows, by number. Raises sqlite3.Error."""
     column = PARTS[part]
     if column is None:
         rows = database.execute(f"SELECT * FROM {part} ORDER BY rowid")  # noqa: S608
         return {0: digest_rows(rows)}
     query = f"SELECT {column}, * FROM {part} ORDER BY {column}, rowid"  # noqa: S608
-    return {
-        number: digest_rows(row[1:] for row in rows)
-        for number, rows in groupby(database.execute(query), key=lambda row: row[0])
-    }
+    digests = dict[int, str]()
+    for number, group in groupby(database.execute(query), key=lambda row: row[0]):
+        check_number(part, column, number)
+        digests[number] = digest_rows(row[1:] for row in group)
+    return digests
+
+
+def check_number(table: str, column: str, found: object) -> None:
+    """Raise sqlite3.DataError unless a value is a number, which SQLite does not ensure."""
+    if not isinstance(found, int):
+        raise sqlite3.DataError(f"{table}: expected a number as {column}, found {found!r}")
 
 
 def digest_rows(rows: Iterable[tuple[object, ...]]) -> str:

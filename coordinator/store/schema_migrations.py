@@ -65,6 +65,10 @@ def end_tables_of_round(database: sqlite3.Connection, folder: Path | None) -> li
     for round, name in database.execute(
         "SELECT round, checkpoint FROM rounds ORDER BY round"
     ).fetchall():
+        if name != (expected := f"round-{round:06d}.safetensors"):
+            raise sqlite3.DataError(
+                f"checkpoint of round {round}: expected '{expected}', found {name!r}"
+            )
         digest = sha256(folder / name) if folder and (folder / name).exists() else ""
         database.execute("UPDATE rounds SET digest = ? WHERE round = ?", (digest, round))
         last = f"{round}:{digest}"
@@ -77,7 +81,7 @@ def end_tables_of_round(database: sqlite3.Connection, folder: Path | None) -> li
         )
         database.execute(
             "INSERT INTO requests SELECT about, "
-            "IIF(wanted = 'go on', 'resume', wanted), at, heard FROM wishes"
+            "CASE wanted WHEN 'go on' THEN 'resume' ELSE wanted END, at, heard FROM wishes"
         )
         database.execute("DROP TABLE wishes")
     database.execute(
@@ -94,8 +98,16 @@ STEPS: dict[int, Step] = {1: end_tables_of_round}
 
 
 def read_version(database: sqlite3.Connection) -> int:
-    """Return the number of a database's schema. Raises sqlite3.Error."""
-    return database.execute("PRAGMA user_version").fetchone()[0] or 1  # schema 1 did not set it
+    """Return the number of a database's schema. Raises sqlite3.Error, also if it is none of a
+    run's.
+    """
+    (found,) = database.execute("PRAGMA user_version").fetchone()
+    if found:
+        return int(found)
+    # version 0.1.0 did not set the number, nor does an empty file have one
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'journal'").fetchone():
+        raise sqlite3.DatabaseError("it has no tables of a run")
+    return 1
 
 
 def migrate(folder: Path, database: sqlite3.Connection, *, read_only: bool) -> sqlite3.Connection:

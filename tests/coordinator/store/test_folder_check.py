@@ -158,6 +158,8 @@ CHANGES = {
     "rounds of round 1": "DELETE FROM rounds WHERE round = 1",
     "unknown table 'round'": "UPDATE digests SET part = 'round' WHERE part = 'rounds'",
     "updates of round 3": "UPDATE digests SET number = 3 WHERE part = 'updates' AND number = 2",
+    "expected a number as round, found 'x'": "UPDATE updates SET round = 'x' WHERE round = 2",
+    "expected a number as number, found 'x'": "UPDATE digests SET number = 'x' WHERE number = 2",
 }
 
 

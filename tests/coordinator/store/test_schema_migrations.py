@@ -168,3 +168,42 @@ def test_a_store_of_a_later_version_is_refused(folder: Path) -> None:
             Store.open(folder.parent, RUN, read_only=read_only)
     with pytest.raises(StoreError, match="found 99"):
         check_run(RUN, folder.parent, repair=True)
+
+
+def test_a_database_that_is_emptied_is_restored_from_its_copy(folder: Path) -> None:
+    """It has the same schema number as that of version 0.1.0: none."""
+    Store.open(folder.parent, RUN).close()
+    with closing(Store.open(folder.parent, RUN)) as store:
+        store.next_session()
+    old = dump(folder / KEPT)
+    for name in DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm":
+        (folder / name).unlink(missing_ok=True)
+    (folder / DATABASE).touch()
+    with pytest.raises(StoreError, match=r"is not a run's database .*resume the run"):
+        Store.open(folder.parent, RUN, read_only=True)
+    (found,) = check_run(RUN, folder.parent, repair=False)["damaged"]
+    assert found["repairable"]
+    with closing(Store.open(folder.parent, RUN)) as store:
+        assert store.rounds_done == 2
+    assert dump(folder / KEPT) == old
+
+
+@pytest.mark.parametrize("name", [b"round-000002.safetensors", "../other", "/etc/hostname", "x"])
+def test_a_checkpoint_of_another_name_is_not_read(folder: Path, name: str | bytes) -> None:
+    with closing(sqlite3.connect(folder / DATABASE)) as database, database:
+        database.execute("UPDATE rounds SET checkpoint = ? WHERE round = 2", (name,))
+    old = dump(folder / DATABASE)
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match=r"checkpoint of round 2: expected 'round-000002"):
+            Store.open(folder.parent, RUN, read_only=read_only)
+    assert dump(folder / DATABASE) == old
+
+
+def test_a_row_without_a_round_is_refused(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / DATABASE)) as database, database:
+        database.execute("UPDATE updates SET round = 'x' WHERE rowid = 1")
+    old = dump(folder / DATABASE)
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match=r"updates: expected a number as round, found 'x'"):
+            Store.open(folder.parent, RUN, read_only=read_only)
+    assert dump(folder / DATABASE) == old
