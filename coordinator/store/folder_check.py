@@ -16,6 +16,7 @@ from federated.runtime.atomic_files import sha256
 __all__ = [
     "allow_new_journal",
     "check_rows",
+    "complete_digest",
     "drop_damaged_rounds",
     "find_damaged_rounds",
     "find_file_damage",
@@ -61,13 +62,29 @@ def check_rows(folder: Path, database: sqlite3.Connection) -> str:
 
 
 def list_checkpoints(folder: Path, database: sqlite3.Connection) -> list[tuple[int, str, str]]:
-    """Return the round, file name and sha256 of each checkpoint that may exist, the last one
-    first.
+    """Return the round, file name and sha256 of the last two checkpoints, and of those before them
+    back to the first file that exists; the last one first.
     """
-    count = max(2, len(list(folder.glob(CHECKPOINTS))))
-    return database.execute(
-        "SELECT round, checkpoint, digest FROM rounds ORDER BY round DESC LIMIT ?", (count,)
-    ).fetchall()
+    (last,) = database.execute("SELECT COALESCE(MAX(round), 0) FROM rounds").fetchone()
+    found = {read_round_number(path.name) for path in folder.glob(CHECKPOINTS)} - {0}
+    first = min(last - 1, *found) if found else last - 1
+    rows = database.execute(
+        "SELECT round, checkpoint, digest FROM rounds WHERE round >= ? ORDER BY round DESC",
+        (first,),
+    )
+    return [(number, name, complete_digest(folder / name, digest)) for number, name, digest in rows]
+
+
+def complete_digest(path: Path, digest: str) -> str:
+    """Return the sha256 of a checkpoint. The database of version 0.1.0 has none: as long as it is
+    only read, that of the file counts.
+    """
+    if digest:
+        return digest
+    try:
+        return sha256(path)
+    except OSError:  # which the caller meets as well
+        return ""
 
 
 def find_damaged_rounds(folder: Path, database: sqlite3.Connection) -> dict[int, str]:
@@ -163,7 +180,7 @@ def remove_journal(folder: Path) -> None:
 
 def find_problem(path: Path, digest: str) -> str:
     """Return why a file is not the one with this sha256, in words that follow its name; empty if it
-    is. digest: empty: unknown, as that of a checkpoint of version 0.1.0.
+    is.
     """
     try:
         return find_file_damage(path, digest)
@@ -177,8 +194,4 @@ def find_file_damage(path: Path, digest: str) -> str:
         found = sha256(path)
     except FileNotFoundError:
         return "is missing"
-    return (
-        ""
-        if found == digest or not digest
-        else f"is damaged: expected sha256 {digest}, found {found}"
-    )
+    return "" if found == digest else f"is damaged: expected sha256 {digest}, found {found}"

@@ -44,8 +44,8 @@ from coordinator.store.database import (
     write_round,
 )
 from coordinator.store.folder_check import (
+    complete_digest,
     find_traces,
-    list_checkpoints,
     may_begin_journal,
     read_checkpoint_id,
     recover,
@@ -324,7 +324,8 @@ class Store(RunRecords):
         path = self.folder / checkpoint
         # that command says whether the round can be discarded, or needs a backup
         remedy = f"; list the damage and its remedies with: coordinator check {self.folder.name}"
-        tensors, _ = read_tensors(path, digest, f"checkpoint {path}", remedy)
+        known = complete_digest(path, digest)
+        tensors, _ = read_tensors(path, known, f"checkpoint {path}", remedy)
         counts = {
             msgspec.convert(submodel, Submodel): count for submodel, count in json.loads(fleet)
         }
@@ -343,9 +344,11 @@ class Store(RunRecords):
         Raises StoreError if it no longer exists.
         """
         path = self.folder / f"round-{number:06d}.safetensors"
-        digests = {
-            known: digest for known, _, digest in list_checkpoints(self.folder, self._database)
-        }
         what = f"checkpoint {path} of a late update"
-        tensors, texts = read_tensors(path, digests.get(number, ""), what)
+        row = self._database.execute(
+            "SELECT digest FROM rounds WHERE round = ?", (number,)
+        ).fetchone()
+        if row is None:
+            raise StoreError(f"{what}: run '{self.folder.name}' has no finished round {number}")
+        tensors, texts = read_tensors(path, complete_digest(path, row[0]), what)
         return tensors, texts.get("touched", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from coordinator.assign.decision_record import Decision
 from coordinator.database_row_digests import find_damage
 from coordinator.observe.round_records import Entry, RoundRecord, Score
 from coordinator.store.database import COPY, Facts, find_copy_damage
-from coordinator.store.folder_check import allow_new_journal, may_begin_journal
+from coordinator.store.folder_check import allow_new_journal, find_problem, may_begin_journal
 from coordinator.store.run_store import Store
 from coordinator.trust.norm_and_privacy_tables import ChangeNorm
 from coordinator.views.run_damage_check import check_run
@@ -117,6 +118,31 @@ def test_a_damaged_earlier_checkpoint_is_not_used(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"round-000002.safetensors of a late update"):
         store.read_checkpoint(2)
     store.close()
+
+
+def test_a_checkpoint_before_one_that_was_set_aside_is_checked(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store.kept = 3
+    for number in (1, 2, 3):
+        store.save(done(number))
+    store.close()
+    folder = tmp_path / "r"
+    flip(folder / "round-000002.safetensors")
+    check_run("r", tmp_path, repair=True)
+    flip(folder / "round-000001.safetensors")
+    with closing(Store.open(tmp_path, "r")) as store:
+        with pytest.raises(StoreError, match=r"round-000001.*damaged"):
+            store.read_checkpoint(1)
+        with pytest.raises(StoreError, match=r"round-000004.*no finished round 4"):
+            store.read_checkpoint(4)
+    (found,) = check_run("r", tmp_path, repair=False)["damaged"]
+    assert found["file"] == "round-000001.safetensors"
+
+
+def test_no_file_has_an_unknown_digest(tmp_path: Path) -> None:
+    (tmp_path / "update").write_bytes(b"one")
+    assert find_problem(tmp_path / "update", hashlib.sha256(b"one").hexdigest()) == ""
+    assert "is damaged" in find_problem(tmp_path / "update", "")
 
 
 def test_a_database_that_lost_its_log_does_not_begin_at_round_one(tmp_path: Path) -> None:
