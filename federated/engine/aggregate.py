@@ -49,11 +49,8 @@ __all__ = [
     "is_inside",
     "load",
     "mean",
-    "means",
     "sum_extra",
 ]
-
-NOTHING: Mapping[str, float] = {}
 
 Key = tuple[str | int, ...]
 """Name of one contribution; only the first one with a given key is folded."""
@@ -96,7 +93,7 @@ class Total:
         self._blocks = Blocks()
         self._compiled: dict[tuple[object, ...], Compiled] = {}
         self._waiting: list[tuple[Compiled, Tensor, RowParts]] = []
-        self._new: dict[int, list[tuple[Tensor, float]]] = {}  # pieces that hold any values
+        self._new: dict[int, list[Tensor]] = {}  # pieces that hold any values
 
     @property
     def sums(self) -> dict[str, Sum]:
@@ -105,18 +102,13 @@ class Total:
         self._blocks, self._compiled = Blocks(), {}  # the caller may replace a sum
         return self._sums
 
-    def settle(self, divisors: Mapping[str, float] = NOTHING) -> set[str]:
-        """Add the updates that wait. If there are any, divide the sums of these homes by a number
-        in the same pass. Return the homes of those that are divided.
-        """
+    def settle(self) -> None:
+        """Add the updates that wait."""
         waiting, self._waiting = self._waiting, []
         new, self._new = self._new, {}
-        divided = {one.home for one in self._blocks.places} & divisors.keys() if waiting else set()
-        if waiting:
+        if waiting or new:  # a fold that was interrupted leaves new pieces, and no update
             updates = [(one.placed, flat, one.factors(update)) for one, flat, update in waiting]
-            last = self._blocks.cut({home: divisors[home] for home in divided})
-            add_blockwise(updates, new, last)
-        return divided
+            add_blockwise(updates, new)
 
     def queue(self, update: RowParts) -> bool:
         """Take an update whose tensors lie in one buffer, to be added with others. Return False if
@@ -157,7 +149,7 @@ class Total:
         for home, value in pack({home: shape for home, (shape, _) in program.new.items()}).items():
             self._sums[home] = Sum(value)
             self._blocks.include(home, value, program.new[home][1])
-        for number, pieces in self._blocks.cut(dict.fromkeys(program.new, 0.0)).items():
+        for number, pieces in self._blocks.cut(program.new).items():
             self._new.setdefault(number, []).extend(pieces)
         covers = [(row.local, row.there, self._sums[row.home].cover) for row in rows]
         return Compiled(update.rows, rows, self._blocks.place(program), covers)
@@ -340,30 +332,6 @@ def regions(total: Sum) -> Iterator[tuple[Where, Weight]]:
             yield from ((piece, weight) for piece in cut_out(where, inner))
     else:
         yield from tiles(total, [whole, *total.cover], 0)
-
-
-def means(total: Total, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the mean of each home as `mean` does. old: values by home; new homes have none.
-
-    Sums with one weight are divided in the pass that adds the updates that wait.
-    """
-    divided = total.settle(dict(list_divisors(total, old)))
-    for home in divided:
-        total._sums[home].spent = True
-    return {
-        home: one.value if home in divided else mean(one, old.get(home))
-        for home, one in total.sums.items()
-    }
-
-
-def list_divisors(total: Total, old: Mapping[str, Tensor]) -> Iterator[tuple[str, float]]:
-    """Yield each home whose mean is its whole sum divided by one weight, with that weight."""
-    for home, one in total._sums.items():
-        if len(one.cover) > 1 or one.spent or home not in old or old[home].dtype != one.value.dtype:
-            continue
-        weight = one.cover.get(corner(one.value.shape), [0.0])[0]
-        if not isinstance(weight, Tensor) and weight > 0:
-            yield home, weight
 
 
 def cut_out(where: Where, inner: Where | None) -> Iterator[Where]:

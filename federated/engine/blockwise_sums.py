@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -111,6 +111,7 @@ class Addition:
     """One addition. Sizes, strides and offsets are in entries.
 
     row: index of the row, whose factor counts
+    fills: True if the row covers its whole home, so that only padding follows up to the next home
     span: rows of the rectangle (axis 0) that it covers, where each has a factor of its own
     size: of the rectangle
     buffer, target, start: number of the sums' buffer, strides and offset in it
@@ -118,6 +119,7 @@ class Addition:
     """
 
     row: int
+    fills: bool
     span: slice
     size: tuple[int, ...]
     buffer: int
@@ -152,8 +154,8 @@ class Program:
     additions: Mapping[int, Sequence[Addition]]
 
 
-Pieces = Mapping[int, Sequence[tuple[Tensor, float]]]
-"""Pieces of sums, each with a number, by index of the block."""
+Pieces = Mapping[int, Sequence[Tensor]]
+"""Pieces of sums, by index of the block."""
 
 Placed = Mapping[int, Sequence[tuple[Tensor, Addition]]]
 """The additions of a program, each with its piece of a sum, by index of the block."""
@@ -198,25 +200,23 @@ class Blocks:
             for block, additions in program.additions.items()
         }
 
-    def cut(self, numbers: Mapping[str, float]) -> dict[int, list[tuple[Tensor, float]]]:
-        """Return the pieces of some homes' sums, each with the number of its home, by block.
-        Neighbours with equal numbers are one piece.
-        """
-        pieces = divide(self.places, BLOCK) if numbers else {}
-        spans = dict[tuple[int, int, float], list[tuple[int, int]]]()
+    def cut(self, homes: Collection[str]) -> Pieces:
+        """Return the pieces of some homes' sums, by block. Neighbours are one piece."""
+        pieces = divide(self.places, BLOCK) if homes else {}
+        spans = dict[tuple[int, int], list[tuple[int, int]]]()
         for place in self.places:
-            if place.home not in numbers:
+            if place.home not in homes:
                 continue
-            number, start = numbers[place.home], place.start
+            start = place.start
             for block, where in pieces[place.home]:
                 count = math.prod(b - a for a, b in where)
-                spans.setdefault((block, place.buffer, number), []).append((start, count))
+                spans.setdefault((block, place.buffer), []).append((start, count))
                 start += count
-        found = dict[int, list[tuple[Tensor, float]]]()
-        for (block, buffer, number), several in spans.items():
+        found = dict[int, list[Tensor]]()
+        for (block, buffer), several in spans.items():
             for start, count in join_spans(several):
                 piece = self._buffers[buffer].as_strided((count,), (1,), start)
-                found.setdefault(block, []).append((piece, number))
+                found.setdefault(block, []).append(piece)
         return found
 
 
@@ -263,7 +263,7 @@ def compile_rows(
             one = make_addition(every[row.home], (index, row), both, start, shape)
             one = one if own.get(row.local, usual)[0] is not None else flatten(one)
             found = additions.setdefault(number, [])
-            longer = join(found[-1], one, rows[found[-1].row]) if found and not own else None
+            longer = join(found[-1], one) if found and not own else None
             found[-1:] = [longer] if longer else [*found[-1:], one]
     return Program(new, additions)
 
@@ -324,6 +324,7 @@ def make_addition(
     span = slice(both[0][0] - row.there[0][0], both[0][1] - row.there[0][0]) if both else slice(0)
     return Addition(
         index,
+        row.there == corner(row.shape),
         span,
         tuple(b - a for a, b in both),
         place.buffer,
@@ -348,14 +349,11 @@ def flatten(addition: Addition) -> Addition:
     return replace(addition, size=(math.prod(addition.size),), target=(1,), stride=(1,))
 
 
-def join(one: Addition, other: Addition, row: Row) -> Addition | None:
+def join(one: Addition, other: Addition) -> Addition | None:
     """Return two flat additions as one if the second follows the first in the sum and in the
-    update, with an equal gap of less than the alignment; otherwise None. What lies in a gap is
-    never read.
-
-    row: of the first addition; unless it fills its home, what follows is not a gap
+    update, with an equal gap of padding at most; otherwise None. What lies in a gap is never read.
     """
-    gap = ALIGNMENT if row.there == corner(row.shape) else 1
+    gap = ALIGNMENT if one.fills else 1
     moved = other.offset - one.offset
     if (
         (len(one.size), len(other.size)) != (1, 1)
@@ -364,4 +362,5 @@ def join(one: Addition, other: Addition, row: Row) -> Addition | None:
         or not 0 <= moved - one.size[0] < gap
     ):
         return None
-    return replace(one, row=other.row, size=(moved + other.size[0],))
+    fills = one.fills and other.fills
+    return replace(one, row=other.row, fills=fills, size=(moved + other.size[0],))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib import util
@@ -107,23 +107,19 @@ def add_fused(
             done, store = done + count, False
 
 
-def add_blockwise(updates: Sequence[Scaled], new: Pieces, divisors: Pieces) -> None:
+def add_blockwise(updates: Sequence[Scaled], new: Pieces) -> None:
     """Add updates to the sums, those with the same additions in one pass where `load_fused` can.
 
     new: pieces that hold any values, which count as 0
-    divisors: pieces to divide by their number afterwards
     """
     groups = [list(group) for _, group in itertools.groupby(updates, key=lambda one: id(one[0]))]
-    blocks = sorted({*new, *divisors, *(block for placed, *_ in updates for block in placed)})
+    blocks = sorted({*new, *(block for placed, *_ in updates for block in placed)})
     large = any(len(group) > 1 and group[0][1].numel() >= LEAST for group in groups)
     fused = load_fused() if large else None
     threads = torch.get_num_threads()
 
     def add(block: int) -> None:
-        add_block(groups, block, fused, [piece for piece, _ in new.get(block, ())])
-        for piece, number in divisors.get(block, ()):
-            sums = piece.numpy()  # PyTorch would start threads for it
-            np.divide(sums, np.float32(number), out=sums)
+        add_block(groups, block, fused, new.get(block, ()))
 
     if fused is None or threads == 1:  # PyTorch itself uses all threads for each addition
         for block in blocks:
@@ -134,26 +130,26 @@ def add_blockwise(updates: Sequence[Scaled], new: Pieces, divisors: Pieces) -> N
 
 
 def add_block(
-    groups: Iterable[Sequence[Scaled]], block: int, fused: Fused | None, new: Sequence[Tensor]
+    groups: Sequence[Sequence[Scaled]], block: int, fused: Fused | None, new: Sequence[Tensor]
 ) -> None:
     """Add the updates of each group, which have the same additions, to one block of the sums.
 
     new: pieces of the block that hold any values. The first update takes their place if it fills
         them, which saves a pass over them.
     """
+    store = bool(new and groups) and can_store(groups[0][0], block, new)
+    for piece in () if store else new:
+        piece.numpy().fill(0)
     for group in groups:
         placed, _, factors = group[0]
         additions = placed.get(block, ())
-        store = bool(new) and can_store(additions, factors, new)
-        for piece in () if store else new:
-            piece.numpy().fill(0)
-        new = ()
         if fused and len(group) > 1 and can_fuse([one for _, one in additions], factors):
             for target, one in additions:
                 span = slice(one.offset, one.offset + one.size[0])
                 values = [flat[span] for _, flat, _ in group]
                 scales = [float(factors[one.row]) for _, _, factors in group]
                 add_fused(fused, target, values, scales, store)
+            store = False
             continue
         for _, flat, factors in group:
             for target, one in additions:
@@ -161,11 +157,16 @@ def add_block(
             store = False
 
 
-def can_store(
-    additions: Sequence[tuple[Tensor, Addition]], factors: Sequence[Weight], new: Sequence[Tensor]
-) -> bool:
-    """Return True if each addition has one factor, and together they fill exactly these pieces."""
-    if any(isinstance(factors[one.row], Tensor) or one.target != (1,) for _, one in additions):
+def can_store(update: Scaled, block: int, new: Sequence[Tensor]) -> bool:
+    """Return True if each addition to the block has one factor, and together they fill exactly
+    these pieces, except for padding.
+    """
+    placed, _, factors = update
+    additions = placed.get(block, ())
+    if any(
+        isinstance(factors[one.row], Tensor) or one.target != (1,) or not one.fills
+        for _, one in additions
+    ):
         return False
     spans = join_spans((target.data_ptr() // 4, target.numel()) for target, _ in additions)
     return spans == [(piece.data_ptr() // 4, piece.numel()) for piece in new]

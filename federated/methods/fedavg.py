@@ -25,7 +25,7 @@ from typing import Any, get_args
 import numpy as np
 from torch import Tensor
 
-from federated.engine.aggregate import Total, means
+from federated.engine.aggregate import Total, mean
 from federated.engine.update_contributions import RowParts, Terms
 from federated.method import Method, Setting, Settings, State, Tensors, round_at
 from federated.methods.common.width_depth_submodels import assign, propose_sizes
@@ -238,7 +238,7 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
     """Return the state with the coverage mean of every home that the round folded into. Variances
     stay at or above 0, and an empty round changes no tensor.
     """
-    new = means(total, state.tensors)
+    new = {home: mean(one, state.tensors.get(home)) for home, one in total.sums.items()}
     for home, value in new.items():
         if is_variance(home):
             value.clamp_(min=0)

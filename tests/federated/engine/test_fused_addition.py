@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from federated.engine import aggregate, blockwise_sums, fused_addition
-from federated.engine.aggregate import Total, fold, mean, means
+from federated.engine import blockwise_sums, fused_addition
+from federated.engine.aggregate import Total, fold
 from federated.engine.fused_addition import add_fused, load_fused
 from federated.engine.update_contributions import RowParts, Terms
 from models.slicing import Row, corner
@@ -114,30 +114,3 @@ def test_updates_are_fused_where_their_order_does_not_matter(
         assert torch.equal(found.sums[home].value, one.value)
     assert bool(calls) == fuses
     assert set(calls) <= {5}
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("least", [1, 1 << 20], ids=["numba", "PyTorch"])
-def test_sums_with_one_weight_are_divided_in_the_last_pass(monkeypatch, least, threads):
-    """Two whole tensors, in blocks that hold parts of both, with the bits of separate steps."""
-    if least == 1:
-        pytest.importorskip("numba")
-    monkeypatch.setattr(fused_addition, "LEAST", least)
-    monkeypatch.setattr(blockwise_sums, "BLOCK", 1 << 7)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    rows = tuple(Row(name, corner((300,)), name, corner((300,)), (300,)) for name in "ab")
-    found, expected = Total(most=8), Total()
-    for index in range(11):  # three wait
-        flat = draw(1)[0].roll(index)
-        tensors = {"a": flat[:300], "b": flat[304:604]}
-        for total in (found, expected):
-            fold(total, RowParts(rows, tensors, Terms(1 / (3 + index))), (str(index),))
-    old = dict.fromkeys("ab", torch.zeros(300))
-    separate = {home: mean(one, old[home]) for home, one in expected.sums.items()}
-    monkeypatch.setattr(aggregate, "mean", None)
-    together = means(found, old)
-    assert together.keys() == separate.keys()
-    for home, value in together.items():
-        assert value.numpy().tobytes() == separate[home].numpy().tobytes()
-    with pytest.raises(ValueError, match="computed before"):
-        mean(found.sums["a"], old["a"])
