@@ -203,8 +203,8 @@ class RemoteWorker:
         loss, update, after = self._call("run_task", index, task, before, names, *sent)
         if after is not None:
             find_file(kept, task.round).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            state_between_rounds.prune_before(kept, task.round, since=task.since)
             find_file(kept, task.round).write_bytes(after)
-            state_between_rounds.prune(kept, task.since, task.round)
         result.write_bytes(update)
         return float(loss)
 

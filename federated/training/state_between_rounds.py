@@ -6,6 +6,10 @@ coordinator accepted from this device, and training starts from that round's fil
 was lost, rejected or late therefore leaves a file that no task names: a repeated round starts from
 the same memory as the first attempt, even if either side was restarted in between.
 
+An accepted update may still wait to be folded when the next task names its round. If its file is
+then lost, the coordinator asks for it again, with the round that it named at first. So the memory
+from before that update stays too, and a repeated round keeps the memory of the one that followed.
+
 Names that start with `c/` belong to tensors of the model (c/NAME, or c/KIND/NAME for the state of
 the optimiser). Their file holds the union of all parts of the tensor that the device ever trained:
 a round replaces the part that its submodel covers and leaves all other entries and layers
@@ -26,6 +30,7 @@ import hashlib
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +57,7 @@ __all__ = [
     "list_state_names",
     "locate_residual",
     "prune",
+    "prune_before",
     "read",
     "read_tensor",
     "variate_name",
@@ -130,10 +136,11 @@ def read_tensor(stored: StoredTensor, shape: tuple[int, ...]) -> Array:
 
 
 def write(folder: Path, round: int, values: Mapping[str, Layer], *, since: int) -> None:
-    """Write the memory of a round, with the rest of the unions that it started from. Delete all
-    other rounds' files except that of `since`. OSError: the disk fails.
+    """Write the memory of a round, with the rest of the unions that it started from. Delete the
+    files that no task can name any more. OSError: the disk fails.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    prune_before(folder, round, since=since)
     layers: dict[str, list[Layer]] = {
         name: [value]
         for name, value in locate_tensors(folder, since).items()
@@ -147,12 +154,24 @@ def write(folder: Path, round: int, values: Mapping[str, Layer], *, since: int) 
         ]
         layers[name] = [*same, value]  # later layers overwrite earlier ones
     atomic_files.write_pieces(find_file(folder, round), add_digest(encode_layers(layers)))
-    prune(folder, since, round)
 
 
 def find_file(folder: Path, round: int) -> Path:
     """Return the path of a round's file."""
     return folder / f"{round}{SUFFIX}"
+
+
+def prune_before(folder: Path, round: int, *, since: int) -> None:
+    """Delete the files that no task can name once a round is written: all except its own, that of
+    `since` and the one before it, and, if the round was trained before, the one that followed. So
+    at most four files exist, and three unless rounds are repeated. OSError: the disk fails.
+    """
+    written = [
+        int(path.stem) for path in folder.glob(f"*{SUFFIX}") if re.fullmatch(r"[0-9]+", path.stem)
+    ]
+    before = max((one for one in written if one < since), default=since)
+    after = max(written) if round in written else round
+    prune(folder, before, since, round, after)
 
 
 def prune(folder: Path, *rounds: int) -> None:

@@ -47,6 +47,39 @@ def test_a_round_continues_from_the_last_accepted_round(tmp_path):
     )
 
 
+@pytest.mark.parametrize("first", [0, 5])
+def test_an_accepted_update_that_is_requested_again_starts_from_the_same_memory(tmp_path, first):
+    """The agent got its next task while the update waited to be folded. Its file was then lost, or
+    its round was given up.
+    """
+    second, third = first + 1, first + 2
+    if first:
+        state_between_rounds.write(tmp_path, first, values(first), since=first - 1)
+    state_between_rounds.write(tmp_path, second, values(second), since=first)
+    state_between_rounds.write(tmp_path, third, values(third), since=second)
+    kept = state_between_rounds.read(tmp_path, first)
+    assert [value.tolist() for value in kept.values()] == ([[first] * 2] if first else [])
+    state_between_rounds.write(tmp_path, second, values(9), since=first)
+    assert state_between_rounds.read(tmp_path, second)["w"].tolist() == [9, 9]
+    assert state_between_rounds.read(tmp_path, third)["w"].tolist() == [third, third], (
+        "the later update may be accepted, and the next task then names it"
+    )
+
+
+def test_a_device_keeps_few_rounds(tmp_path):
+    def count():
+        return len(list(tmp_path.iterdir()))
+
+    for number in range(1, 9):
+        state_between_rounds.write(tmp_path, number, values(number), since=number - 1)
+        assert count() <= 3
+    for number in (7, 6, 5, 8, 4, 3):  # a coordinator may ask for any round again
+        state_between_rounds.write(tmp_path, number, values(number), since=number - 1)
+        assert count() <= 4
+    state_between_rounds.write(tmp_path, 9, values(9), since=8)
+    assert count() <= 3
+
+
 def test_rounds_that_are_no_longer_needed_are_removed(tmp_path):
     """A new round removes the memory of rounds without an accepted update, of this run and of an
     older run with its name.
