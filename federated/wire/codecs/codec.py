@@ -124,11 +124,17 @@ def encode_tensors(trained: Tensors, codec: Codec, received: Tensors) -> Tensors
 
 def join_encoded(encoded: Sequence[Tensors]) -> Tensors:
     """Return the arrays of tensors that were encoded one by one. Names that start with `/` are of
-    arrays that describe all tensors: those of each follow one another.
+    arrays that describe all tensors: those of each follow one another. Raises Refused if another
+    name occurs twice.
     """
     found: dict[str, list[NDArray[Any]]] = {}
     for name, value in itertools.chain.from_iterable(one.items() for one in encoded):
         found.setdefault(name, []).append(value)
+        if len(found[name]) > 1 and not name.startswith("/"):
+            raise Refused(
+                f"the codec returns the array {name} for more than one tensor: start its name "
+                "with / if it describes all tensors"
+            )
     return {
         name: np.concatenate(values) if name.startswith("/") else values[0]
         for name, values in found.items()

@@ -12,11 +12,12 @@ import pytest
 
 from federated.device.error_feedback import MOST, encode_trained, shorten
 from federated.device.task_execution import carry_out
+from federated.errors import Refused
 from federated.task import Task, Update
 from federated.training import state_between_rounds
 from federated.wire import tensors
 from federated.wire.codecs.catalogue import CODECS, codec_names, find_codec
-from federated.wire.codecs.codec import decode_update, encode_update
+from federated.wire.codecs.codec import decode_update, encode_update, join_encoded
 from models.submodel_building import full
 from tests.support.small_tasks import NET, PYTORCH, SMALL, examples, parameters
 from tests.support.small_tasks import task as make_task
@@ -95,6 +96,21 @@ def test_an_update_of_several_tensors_is_encoded_as_one(name: str, tmp_path: Pat
     for n, stored in state_between_rounds.locate_tensors(tmp_path, 1).items():
         left = state_between_rounds.read_tensor(stored, stored.shape)
         assert np.array_equal(left, trained[n.rpartition("/")[2]] - sent[n.rpartition("/")[2]])
+
+
+def test_a_codec_with_a_shared_array_that_its_name_does_not_mark_is_refused() -> None:
+    """Its update would have the array of the first tensor only."""
+    one = np.ones(2, np.float32)
+    encoded = [{"/all": one, "w": one, "scales": one}, {"/all": one, "b": one, "scales": one}]
+    with pytest.raises(Refused, match="the array scales for more than one tensor: start its name"):
+        join_encoded(encoded)
+    del encoded[1]["scales"]
+    assert {n: len(value) for n, value in join_encoded(encoded).items()} == {
+        "/all": 4,
+        "w": 2,
+        "scales": 2,
+        "b": 2,
+    }
 
 
 def test_few_tensors_are_in_memory_beside_the_update(tmp_path: Path) -> None:
