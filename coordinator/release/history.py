@@ -17,6 +17,7 @@ from federated.wire.release_messages import Installed, Release, Serving, Softwar
 __all__ = [
     "FORMAT",
     "HISTORY",
+    "WITHOUT_DIGEST",
     "Event",
     "History",
     "Item",
@@ -38,7 +39,8 @@ __all__ = [
     "start_canary",
 ]
 
-FORMAT = 1
+FORMAT = 2
+WITHOUT_DIGEST = 1  # the format of version 0.1.0
 HISTORY = "history.json"  # name of the file
 
 
@@ -132,8 +134,10 @@ def compute_digest(history: History[VersionType, ReportType]) -> str:
 
 
 def is_intact(history: History[VersionType, ReportType]) -> bool:
-    """Return True if a history that was read has its digest. Version 0.1.0 wrote none."""
-    return history.digest in ("", compute_digest(history))
+    """Return True if a history that was read has its digest, or a format without one."""
+    if not history.digest:
+        return history.format == WITHOUT_DIGEST
+    return history.digest == compute_digest(history)
 
 
 def build_card(history: ModelHistory) -> Release:

@@ -15,6 +15,7 @@ import msgspec
 from coordinator.release.history import (
     FORMAT,
     HISTORY,
+    WITHOUT_DIGEST,
     History,
     ReportType,
     VersionType,
@@ -55,14 +56,13 @@ class HistoryFile(Generic[VersionType, ReportType]):
                 f"{path} is damaged: its digest differs; restore it from a backup, or remove it to "
                 "start a new history"
             )
-        if (history.run, history.format) != (self.run, FORMAT) or not set(
-            list_kept(history)
-        ) <= history.items.keys():
+        known = history.run == self.run and history.format in (WITHOUT_DIGEST, FORMAT)
+        if not known or not set(list_kept(history)) <= history.items.keys():
             raise StoreError(
                 f"{path}: expected a history of run '{self.run}', format {FORMAT}, "
                 f"found '{history.run}', {history.format}"
             )
-        return replace(history, digest="")
+        return replace(history, digest="", format=FORMAT)
 
     def write(self, history: History[VersionType, ReportType]) -> None:
         """Replace the history. Raises StoreError, and then leaves the old one in place."""

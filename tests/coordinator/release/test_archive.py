@@ -137,8 +137,14 @@ def test_a_flipped_bit_of_the_history_is_found_or_changes_nothing(
 
 
 def test_a_history_of_version_0_1_0_has_no_digest(archive: Archive) -> None:
-    (archive.folder / "history.json").write_text('{"run": "spring", "agents": ["pi"], "format": 1}')
+    path = archive.folder / "history.json"
+    path.write_text('{"run": "spring", "agents": ["pi"], "format": 1}')
     assert archive.read() == History("spring", agents=("pi",))
+    archive.write(archive.read())
+    assert archive.read() == History("spring", agents=("pi",))
+    path.write_text(path.read_text().replace('"digest"', '"digesT"'))
+    with pytest.raises(StoreError, match="is damaged: its digest"):
+        archive.read()
 
 
 def test_a_version_with_another_manifest_is_named(archive: Archive, tmp_path: Path) -> None:
