@@ -171,9 +171,7 @@ def describe_log(folder: Path, found: LogDamage) -> Finding:
     if not found.last:
         return describe_database(folder, f"{DATABASE}-wal", found.problem)
     remedy = "its last transaction is dropped, as one that a crash left incomplete"
-    return Finding(
-        f"{DATABASE}-wal", found.problem, remedy, partial(change_database, folder, open_once)
-    )
+    return Finding(f"{DATABASE}-wal", found.problem, remedy, partial(open_once, folder))
 
 
 def describe_database(folder: Path, file: str, problem: str) -> Finding:
@@ -184,9 +182,10 @@ def describe_database(folder: Path, file: str, problem: str) -> Finding:
     return Finding(file, problem, remedy, partial(restore_copy, folder))
 
 
-def open_once(folder: Path, database: sqlite3.Connection) -> None:
+def open_once(folder: Path) -> None:
     """Let SQLite drop a damaged transaction."""
-    database.execute("SELECT COUNT(*) FROM facts").fetchone()
+    with closing(sqlite3.connect(folder / DATABASE)) as database:
+        database.execute("SELECT COUNT(*) FROM facts").fetchone()
 
 
 def check_database(folder: Path, database: sqlite3.Connection) -> Iterator[Finding]:

@@ -111,6 +111,21 @@ def test_reading_a_run_of_an_earlier_schema_leaves_it_as_it_is(folder: Path) -> 
     assert not (folder / KEPT).exists()
 
 
+def test_a_repair_of_the_log_does_not_migrate(folder: Path) -> None:
+    name = f"{DATABASE}-wal"
+    with closing(sqlite3.connect(folder / DATABASE)) as database:
+        for number in range(2):
+            with database:
+                database.execute("INSERT INTO facts VALUES (?, '1')", (f"key {number}",))
+        data = bytearray((folder / name).read_bytes())
+    data[-9] ^= 4
+    (folder / name).write_bytes(data)
+    (found,) = check_run(RUN, folder.parent, repair=True)["damaged"]
+    assert (found["file"], found["repaired"]) == (name, True)
+    with closing(sqlite3.connect(folder / DATABASE)) as database:
+        assert schema_migrations.read_version(database) == 1
+
+
 @pytest.mark.parametrize("name", ["sync", "seal_all"])
 def test_a_migration_that_is_killed_loses_nothing(folder: Path, name: str) -> None:
     tables = (*BY_ROUND, *BY_AGENT)
