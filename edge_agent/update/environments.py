@@ -166,15 +166,10 @@ class Environments:
         """Return the versions that `edge-agent update --wanted` leaves out, and why. `--rollback`
         returns to none of them.
         """
-        kind = dict[str, Refusal | str]  # earlier versions wrote the reason only
         try:
-            found = msgspec.json.decode((self.root / REFUSED).read_bytes(), type=kind)
+            return msgspec.json.decode((self.root / REFUSED).read_bytes(), type=dict[str, Refusal])
         except (OSError, msgspec.MsgspecError):
             return {}
-        return {
-            name: Refusal(why, why == ROLLED_BACK.reason) if isinstance(why, str) else why
-            for name, why in found.items()
-        }
 
     def refuse(self, version: str, why: Refusal) -> None:
         """Record that this device left a version, or did not take it. Raises OSError."""

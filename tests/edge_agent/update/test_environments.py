@@ -14,7 +14,6 @@ from edge_agent.device.start_record import read_start, remove_start, write_start
 from edge_agent.update.environments import (
     MARK,
     Environments,
-    Refusal,
     find_environments,
     hold_lock,
 )
@@ -112,17 +111,6 @@ def test_going_back_does_not_return_to_what_the_run_rolled_back(places: Environm
     again = Decision("return", "the run wants it again")
     carry_out(again, None, places, UpdateRequest("", ""), ignore)
     assert (name_links(places), places.read_refused()) == (("b", "a"), {})
-
-
-def test_versions_that_an_earlier_version_left_stay_left(places: Environments) -> None:
-    """It wrote the reasons only, and knew by the words what the run rolled back."""
-    (places.root / "refused.json").write_text('{"c": "it broke", "d": "the run rolled it back"}')
-    places.refuse("a", Refusal("too large"))
-    assert places.read_refused() == {
-        "c": Refusal("it broke"),
-        "d": Refusal("the run rolled it back", withdrawn=True),
-        "a": Refusal("too large"),
-    }
 
 
 def test_going_back_twice_does_not_return_to_what_was_left(places: Environments) -> None:
