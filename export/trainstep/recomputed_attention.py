@@ -25,7 +25,8 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["RecomputedAttention"]
 
-BLOCK = 2**20  # most numbers of the probabilities that exist at once
+BLOCK = 2**20  # most numbers of the probabilities that exist at once, except in long sequences
+BLOCKS = 16  # most blocks of one attention: the graph has the operators of each
 PLAIN = {"attn_mask": None, "dropout_p": 0.0, "enable_gqa": False}  # arguments that it supports
 
 
@@ -48,9 +49,12 @@ class Attend(torch.autograd.Function):
 
 
 def split(q: Tensor, k: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
-    """Return blocks of examples whose probabilities have at most BLOCK numbers each."""
+    """Return at most BLOCKS blocks of examples, whose probabilities have at most BLOCK numbers each
+    if so many blocks suffice.
+    """
     tensors = (q, k, *others)
-    rows = max(1, BLOCK // (math.prod(q.shape[1:-1]) * k.shape[-2]))
+    rows = BLOCK // (math.prod(q.shape[1:-1]) * k.shape[-2])
+    rows = max(rows, math.ceil(len(q) / BLOCKS))
     if q.dim() < 3 or rows >= len(q):
         return [tensors]
     return [tuple(one[i : i + rows] for one in tensors) for i in range(0, len(q), rows)]

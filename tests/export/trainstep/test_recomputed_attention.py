@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from export.trainstep import recomputed_attention
 from export.trainstep.calibration_and_evaluation import make_evaluation
 from export.trainstep.graph_export import export_graph
-from export.trainstep.recomputed_attention import Attend, RecomputedAttention
+from export.trainstep.recomputed_attention import Attend, RecomputedAttention, split
 from export.trainstep.training_step import make_step
 from federated.task import Recipe
 from models.submodel_building import full
@@ -51,6 +51,17 @@ def test_outputs_and_gradients_are_pytorchs(
     g = torch.randn_like(wanted)
     theirs, ours = (torch.autograd.grad(one, [q, k, v], g) for one in (wanted, found))
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("examples", "places", "wanted"), [(4, 512, 4), (64, 512, 16), (3, 8, 1)])
+def test_the_number_of_blocks_is_limited(examples: int, places: int, wanted: int) -> None:
+    """Probabilities of 12 heads and 512 places have 3 million numbers for each example."""
+    q = torch.empty(examples, 12, places, 1, device="meta")
+    blocks = split(q, q, q)
+    assert len(blocks) == wanted
+    assert all(
+        sum(len(one) for one in several) == examples for several in zip(*blocks, strict=True)
+    )
 
 
 def test_attention_with_a_mask_or_broadcast_values_is_left_to_pytorch(
