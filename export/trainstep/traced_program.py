@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import (
@@ -28,16 +27,21 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from export.trainstep.decompositions.table import DECOMPOSITIONS
+from federated.errors import ExportError
 
 __all__ = ["leave_decomposed", "make_program", "trace"]
 
 aten = torch.ops.aten
 
+TESTED = "2.13"  # version whose private parts are known to be as this module needs them
+
 
 def trace(compute: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> GraphModule:
     """Return a function as a graph of operators that ONNX has, as far as they are known, and that
-    change no tensor in place.
+    change no tensor in place. Raises ExportError if this version of PyTorch lacks what that needs.
     """
+    with need_parts():
+        from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
     tracing = make_fx(
         dispatch_functionalize(compute, FunctionalTensorMode()),
         decomposition_table=list_decompositions(),
@@ -56,15 +60,16 @@ def trace(compute: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) 
 
 def list_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions of operators: this project's, or else PyTorch's of those that its
-    exporter does not translate.
+    exporter does not translate. Raises ExportError.
     """
-    from torch.onnx._internal.exporter import _decomp, _registration
+    with need_parts():
+        from torch.onnx._internal.exporter import _decomp, _registration
 
-    registry = _registration.ONNXRegistry.from_torchlib()
-    translated = set(_decomp.get_onnx_implemented_overloads(registry))
-    theirs: dict[Any, Callable[..., Any]] = _decomp.create_onnx_friendly_decomposition_table(
-        translated
-    )
+        registry = _registration.ONNXRegistry.from_torchlib()
+        translated = set(_decomp.get_onnx_implemented_overloads(registry))
+        theirs: dict[Any, Callable[..., Any]] = _decomp.create_onnx_friendly_decomposition_table(
+            translated
+        )
     ours = {name: try_first(one, theirs.get(name)) for name, one in DECOMPOSITIONS.items()}
     return {**theirs, **ours}
 
@@ -114,14 +119,27 @@ def make_program(traced: GraphModule) -> ExportedProgram:
 @contextmanager
 def leave_decomposed() -> Iterator[None]:
     """Let PyTorch's exporter translate programs as they are, without a trace that decomposes their
-    operators.
+    operators. Raises ExportError if this version of PyTorch does not allow that.
     """
-    from torch.onnx._internal.exporter import _fx_passes
+    with need_parts():
+        from torch.onnx._internal.exporter import _fx_passes
 
-    passes: Any = _fx_passes
-    before = passes.decompose_with_registry
+        passes: Any = _fx_passes
+        before = passes.decompose_with_registry
     passes.decompose_with_registry = lambda program, registry: program
     try:
         yield
     finally:
         passes.decompose_with_registry = before
+
+
+@contextmanager
+def need_parts() -> Iterator[None]:
+    """Raise ExportError if this version of PyTorch lacks a private part, which may change."""
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ExportError(
+            f"PyTorch {torch.__version__} differs from the versions that training graphs can be "
+            f"exported with ({error}): install PyTorch {TESTED}"
+        ) from error

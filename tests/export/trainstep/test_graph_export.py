@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -179,3 +180,20 @@ def test_other_random_layers_than_dropout_are_named() -> None:
     submodel = full(network(f"{__name__}:Noisy", (1, 8, 8), 10))
     with pytest.raises(ExportError, match=r"the only random layer, found aten\.randn"):
         export_graph(make_step(submodel, RECIPE, 4))
+
+
+@pytest.mark.parametrize(
+    ("module", "part"),
+    [
+        ("_registration", "ONNXRegistry"),
+        ("_decomp", "create_onnx_friendly_decomposition_table"),
+        ("_fx_passes", "decompose_with_registry"),
+    ],
+)
+def test_a_version_of_pytorch_without_a_private_part_is_named(
+    module: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(f"torch.onnx._internal.exporter.{module}.{part}")
+    wanted = f"PyTorch {re.escape(torch.__version__)} differs .*{part}.*: install PyTorch 2"
+    with pytest.raises(ExportError, match=wanted):
+        export_graph(make_evaluation(CASES["mlp"], 2))
