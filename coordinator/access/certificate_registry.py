@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import secrets
 import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,9 @@ __all__ = ["LIMIT", "REGISTRY", "Certificate", "Registry", "hash_secret"]
 
 REGISTRY = "registry.sqlite"  # in the authority's folder
 BUSY = 10.0  # seconds to wait for another process
+# a thread at a time creates or opens a registry: to close the new file would drop the locks of
+# another thread's connection to it
+OPENING = threading.Lock()
 # in place of a run: a limit's own row, so that a device whose last run is withdrawn stays limited
 LIMIT = ""
 SCHEMA = """
@@ -71,24 +73,21 @@ class Certificate:
     pem: str
 
 
-def create(path: Path) -> None:
-    """Create a registry under a temporary name, and give it its own name unless another thread or
-    process was faster. Raises OSError, sqlite3.Error.
-
-    SQLite does not wait for another process that changes a file to write-ahead logging. And to
-    close an existing file would drop the locks of this process's connections to it.
-    """
-    part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(3)}.part")
-    try:
-        os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        with closing(sqlite3.connect(part, isolation_level=None)) as made:
-            made.executescript(f"pragma journal_mode = wal; {SCHEMA}")
-        sync(part)
-        with suppress(FileExistsError):
-            path.hardlink_to(part)
-    finally:
-        part.unlink(missing_ok=True)
-    sync(path.parent)
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a registry, which is created if needed. Raises OSError, sqlite3.Error."""
+    with OPENING:
+        if not path.exists():
+            with suppress(FileExistsError):  # another process was faster
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            sync(path.parent)
+        base = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
+        # SQLite does not wait for another process that changes the file to write-ahead logging,
+        # nor can it if another process uses the file: then the next start does
+        with suppress(sqlite3.OperationalError):
+            base.execute("pragma journal_mode = wal")
+        # creates the tables that an earlier version did not have
+        base.executescript(f"pragma synchronous = full; {SCHEMA}")
+        return base
 
 
 class Registry:
@@ -101,13 +100,7 @@ class Registry:
         self._change = threading.Lock()
         problem = f"{path}: cannot open the registry of agents"
         with explain_os_errors(StoreError, problem, sqlite3.Error):
-            if not path.exists():
-                create(path)
-            self._base = sqlite3.connect(
-                path, timeout=BUSY, isolation_level=None, check_same_thread=False
-            )
-            # creates the tables that an earlier version did not have
-            self._base.executescript(f"pragma synchronous = full; {SCHEMA}")
+            self._base = connect(path)
         self.path = path
 
     def close(self) -> None:
