@@ -80,6 +80,8 @@ def forked_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> object:
         if list(command[:3]) not in (COORDINATOR, AGENT):
             return subprocess.Popen(command, stdout=stdout, env=env, **options)
+        # a forked process behaves as if it got these
+        assert options == {"stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
         log = Path(stdout.name)
         return ForkedProcess(command[2], command[3:], out=log, errors=log, environment=env)
 
