@@ -344,13 +344,10 @@ def test_a_crash_inside_a_buffer_loses_nothing_and_doubles_nothing(
     check_revived(tmp_path, dict(enumerate((0.02, 0.1, 0.2, 0.6))))
 
 
-def test_a_crash_while_a_replacement_is_selected_loses_and_doubles_no_update(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The third agent's update of the first round arrives first in the second round, where the
-    third agent is then selected as a replacement.
+def delay_third_agent() -> Callable[[Update], Update]:
+    """Return what holds updates back so that the third agent's one of the first round arrives first
+    in the second round, where that agent is then selected as a replacement.
     """
-    monkeypatch.setattr(AgentTables, "mark_asked", Fuse(1).around(AgentTables.mark_asked))
     second, besides = threading.Event(), threading.Event()
 
     def wait(update: Update) -> Update:
@@ -364,7 +361,14 @@ def test_a_crash_while_a_replacement_is_selected_loses_and_doubles_no_update(
         assert gate is None or gate.wait(60)
         return update
 
-    check_revived(tmp_path, dict.fromkeys(range(3), 0.02), wait)
+    return wait
+
+
+def test_a_crash_while_a_replacement_is_selected_loses_and_doubles_no_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AgentTables, "mark_asked", Fuse(1).around(AgentTables.mark_asked))
+    check_revived(tmp_path, dict.fromkeys(range(3), 0.02), delay_third_agent())
 
 
 def test_an_agent_continues_from_an_accepted_update_that_waits_to_be_folded(
@@ -374,19 +378,6 @@ def test_an_agent_continues_from_an_accepted_update_that_waits_to_be_folded(
     agent available as a replacement before the update is folded. What a codec left out of its
     earlier updates is in it, and must not be in the next one too.
     """
-    second, besides = threading.Event(), threading.Event()
-
-    def wait(update: Update) -> Update:
-        if update.round == 2:
-            second.set()
-        if (update.agent, update.round) == ("a2", 2):
-            besides.set()
-        gate = {("a2", 1): second, ("a0", 2): besides, ("a1", 2): besides}.get(
-            (update.agent, update.round)
-        )
-        assert gate is None or gate.wait(60)
-        return update
-
     real, since = Training.make_task, dict[tuple[str, int], int]()
 
     def record(self: Training, agent: str, submodel: Submodel) -> Planned:
@@ -395,6 +386,7 @@ def test_an_agent_continues_from_an_accepted_update_that_waits_to_be_folded(
         return planned
 
     monkeypatch.setattr(Training, "make_task", record)
+    wait = delay_third_agent()
     members = [member(i, 3, {}, 0.02, wait) for i in range(3)]
     federate(tmp_path, members, {**BUFFERED, "rounds": 2})
     assert since == {("a0", 1): 0, ("a1", 1): 0, ("a2", 1): 0} | {
