@@ -112,6 +112,7 @@ class MessageLoop:
         self._barred = dict.fromkeys((REVOKED, SUSPENDED, EXCLUDED), frozenset[str]())
         self._ticked = self._filled = -math.inf
         self._guard, self._connected = FloodGuard(), True
+        self._store_away = False
         self._leadership = Leadership(self.endpoint, clock)
         # agent -> its session, and when it counts as gone: see RECONNECTION
         self._departed = dict[str, tuple[str, float]]()
@@ -220,6 +221,7 @@ class MessageLoop:
         if self._control is not None:
             self._control.look()
         self._bar_agents()
+        self._follow_store()
         self.endpoint.slots.send(self.clock())
         if (workers := self.inbox.workers) is not None:
             if self._take_reports(workers):
@@ -268,6 +270,17 @@ class MessageLoop:
                     for name in agents - self._barred[reason] if reason == EXCLUDED else ():
                         self._refuse(name, self.clock())
                     self._barred[reason] = agents
+
+    def _follow_store(self) -> None:
+        """Stop the clock while a store cannot be reached, which must not make agents late."""
+        away = (urls := self.endpoint.slots.urls) is not None and urls.away
+        if away == self._store_away:
+            return
+        if isinstance(self.clock, RunClock):
+            (self.clock.stop if away else self.clock.start)("store")
+        if not away:
+            self.driver.handle(on.TransfersRestored(self.clock()))
+        self._store_away = away or self.driver.stalled
 
     def _end_departures(self, now: float) -> None:
         """Report the agents that did not reconnect as gone."""

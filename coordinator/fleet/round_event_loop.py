@@ -51,6 +51,7 @@ REPEATED = (  # events whose senders repeat them
     on.SpoolFilled,
     on.TaskFailed,
     on.Ticked,
+    on.TransfersRestored,
     on.UpdateCame,
     on.UpdateOffered,
     on.UpdateRefused,

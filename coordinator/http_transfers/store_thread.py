@@ -12,7 +12,7 @@ __all__ = ["StoreThread"]
 
 log = logging.getLogger(__name__)
 
-FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0  # seconds between attempts; doubled while they fail
+FIRST_WAIT, LONGEST_WAIT = 1.0, 4.0  # seconds between attempts; doubled while they fail
 FAREWELL = 10.0  # seconds for work that is under way when it is closed
 
 
@@ -21,10 +21,11 @@ class StoreThread:
 
     work: returns the seconds until it is called again anyway; None: not before `wake`. After a
         StoreFailure or an OSError it is called again later.
+    away: whether the last attempt failed by one of these.
     """
 
     def __init__(self, name: str, work: Callable[[], float | None]) -> None:
-        self._work, self._name = work, name
+        self._work, self._name, self.away = work, name, False
         self._woken, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -51,6 +52,7 @@ class StoreThread:
                 pause = self._work()
             except Exception as error:  # otherwise nobody would know that the thread ended
                 expected = isinstance(error, StoreFailure | OSError)
+                self.away = expected
                 if not wait:
                     log.warning(
                         "%s: %s; trying again",
@@ -63,5 +65,5 @@ class StoreThread:
                 continue
             if wait:
                 log.warning("%s: the store works again", self._name)
-            wait = 0.0
+            wait, self.away = 0.0, False
             self._woken.wait(pause)

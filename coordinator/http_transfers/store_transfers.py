@@ -56,6 +56,10 @@ class StoreTransfers:
         self._weights = StoredWeights(store, spool, expiry, leads)
         self._updates = StoredUpdates(store, spool, expiry, leads)
 
+    @property
+    def away(self) -> bool:
+        return self._weights.away or self._updates.away
+
     def find_weights(self, sha256: str) -> str:
         try:
             return self._weights.find(sha256)

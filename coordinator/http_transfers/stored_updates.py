@@ -113,6 +113,11 @@ class StoredUpdates:
         with self._lock:
             self._expected.pop(place, None)
 
+    @property
+    def away(self) -> bool:
+        """Whether the store could not be reached when it was tried last."""
+        return self._thread.away
+
     def close(self) -> None:
         self._thread.close()
 

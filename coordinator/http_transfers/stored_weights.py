@@ -23,7 +23,9 @@ __all__ = ["StoredWeights"]
 log = logging.getLogger(__name__)
 
 FOLDER = "weights/"
-LOOK = 10.0  # seconds between two looks for weights that the store has lost
+# seconds between two looks for weights that the store has lost, and for the store itself; shorter
+# than the shortest lease, which does not run while the store is away
+LOOK = 3.0
 
 
 @dataclass
@@ -85,6 +87,11 @@ class StoredWeights:
             if self._wanted.pop(sha256, None) is not None:
                 self._jobs.append((sha256, None))
                 self._thread.wake()
+
+    @property
+    def away(self) -> bool:
+        """Whether the store could not be reached when it was tried last."""
+        return self._thread.away
 
     def close(self) -> None:
         self._thread.close()

@@ -36,6 +36,10 @@ class Transfers(Protocol):
     def origin(self) -> str:
         """Scheme, host and port of the addresses."""
 
+    @property
+    def away(self) -> bool:
+        """Whether nothing can be transferred, because a store cannot be reached."""
+
     def find_weights(self, sha256: str) -> str:
         """Return where agents download weights that are in the spool; empty: nowhere yet."""
 
@@ -71,6 +75,10 @@ class TransferUrls:
     base: str
     secret: bytes = field(repr=False)
     above: int = 0
+
+    @property
+    def away(self) -> bool:
+        return False
 
     @property
     def shared(self) -> bool:

@@ -4,6 +4,8 @@ revoked.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from immutables import Map
 from msgspec.structs import replace
 
@@ -24,6 +26,7 @@ __all__ = [
     "put_agent",
     "put_due_task",
     "record_heartbeat",
+    "restore_transfers",
     "revoke",
     "see_agent",
     "update_profile",
@@ -164,6 +167,19 @@ def record_heartbeat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:
     return r
 
 
+def restore_transfers(r: Round, e: on.TransfersRestored, out: list[Action]) -> Round:
+    """Give connected agents new leases: they may wait before they try to transfer again."""
+    return renew_leases(r)
+
+
+def renew_leases(r: Round, shut_out: Collection[str] = ()) -> Round:
+    """Give connected agents except these new leases for their open tasks."""
+    for state in r.tasks.values():
+        if state.open and state.lost < 0 and state.key.agent not in shut_out:
+            r = put_due_task(r, state.excuse(r.now))
+    return r
+
+
 def revoke(r: Round, e: on.AgentsBarred, out: list[Action]) -> Round:
     """Shut out the agents that are revoked or suspended, and drop their updates that are not folded
     yet. Readmit others that were shut out for the same reason. The others that work get new leases:
@@ -171,9 +187,7 @@ def revoke(r: Round, e: on.AgentsBarred, out: list[Action]) -> Round:
     """
     known = [r.agents[name] for name in e.agents if name in r.agents]
     if any(agent.refused != e.reason for agent in known):
-        for state in r.tasks.values():
-            if state.open and state.lost < 0 and state.key.agent not in e.agents:
-                r = put_due_task(r, state.excuse(r.now))
+        r = renew_leases(r, e.agents)
     for agent in list(r.agents.values()):
         if agent.name not in e.agents:
             if agent.refused == e.reason:

@@ -35,6 +35,7 @@ __all__ = [
     "TaskFailed",
     "TasksDropped",
     "Ticked",
+    "TransfersRestored",
     "UpdateCame",
     "UpdateFolded",
     "UpdateLost",
@@ -251,6 +252,10 @@ class Ticked(Timed, frozen=True):
     unqueued: frozenset[Key] = frozenset()
 
 
+class TransfersRestored(Timed, frozen=True):
+    """The store, which could not be reached, works again. Agents may wait before they try again."""
+
+
 RoundEvent: TypeAlias = (
     AgentBeat
     | AgentConnected
@@ -269,6 +274,7 @@ RoundEvent: TypeAlias = (
     | TaskFailed
     | TasksDropped
     | Ticked
+    | TransfersRestored
     | UpdateCame
     | UpdateFolded
     | UpdateLost

@@ -101,6 +101,7 @@ HANDLERS: Mapping[type, Handler] = MappingProxyType(
         on.TaskFailed: updates.record_failure,
         on.TasksDropped: phases.drop_tasks,
         on.Ticked: tick,
+        on.TransfersRestored: agents.restore_transfers,
         on.UpdateCame: updates.accept_update,
         on.UpdateFolded: updates.finish_fold,
         on.UpdateLost: updates.reopen_task,

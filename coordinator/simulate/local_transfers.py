@@ -44,6 +44,10 @@ class LocalTransfers:
         return "file://"
 
     @property
+    def away(self) -> bool:
+        return False
+
+    @property
     def shared(self) -> bool:
         return False
 

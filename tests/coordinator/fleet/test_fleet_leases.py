@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from coordinator.fleet.message_loop import Intake, MessageLoop
 from coordinator.fleet.run_clock import RunClock
+from coordinator.http_transfers.transfer_urls import TransferUrls
 from coordinator.round.task_state import Spare
 from federated.task import Task
 from federated.wire import messages, topics
@@ -181,4 +182,44 @@ def test_an_outage_of_the_broker_makes_no_agent_late(
     assert [update.agent for update in folding.updates] == ["a", "b"]
     assert folding.asked == [], "no spare replaced them"
     assert fleet.clock() < 50.0
+    assert not any(agent.suspect for agent in fleet.agents.values())
+
+
+@dataclass(frozen=True)
+class LostStore(TransferUrls):
+    """Transfers through a store that is away from 50 s to 1,000 s."""
+
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def away(self) -> bool:
+        return 50.0 <= self.clock.now < 1000.0
+
+
+def test_an_outage_of_the_store_makes_no_agent_late(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
+    """However long it lasts; when it ends, each agent has a whole lease to try again."""
+    urls = LostStore("https://store", b"secret", above=1 << 30, clock=clock)
+    fleet = MessageLoop(
+        MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(urls=urls), clock=RunClock(clock)
+    )
+    fleet.endpoint.announce()
+    peers = {name: ScriptedAgent(memory, name) for name in "abc"}
+    listen(fleet)
+    folding = Folding()
+
+    def later() -> None:
+        clock.now += 50.0
+        for peer in peers.values():
+            peer.beat("idle")
+
+    send: list[Callable[[], None]] = [
+        lambda name=name: peers[name].send(task(name), weights()) for name in "ab"
+    ]  # type: ignore[misc]
+    run_turns(fleet, [*[later] * 21, *send])
+    collect(fleet, [task("a"), task("b")], folding, wanted=2, spares=(Spare("c"),))
+    assert [update.agent for update in folding.updates] == ["a", "b"]
+    assert folding.asked == [], "no spare replaced them"
+    assert fleet.clock() == 100.0, "more than a lease of 60 s"
     assert not any(agent.suspect for agent in fleet.agents.values())

@@ -99,6 +99,10 @@ class Update:
         return self.path.read_bytes()
 
 
+def fail(store: ObjectStore, folder: str) -> dict[str, int]:
+    raise StoreFailure("away")
+
+
 def send(grant: messages.Grant, parts: slice = slice(None), data: bytes = DATA) -> HttpTransfer:
     """Upload some of the granted parts, as an agent does."""
     view = memoryview(data)
@@ -144,6 +148,21 @@ def test_weights_that_the_store_lost_are_stored_again_while_they_are_needed(
         assert eventually(lambda: store.list("")) == {f"weights/{DIGEST}": len(DATA)}
         weights.withdraw(DIGEST)
         eventually(lambda: not store.list(""))
+
+
+def test_an_outage_of_the_store_is_noticed_and_ends(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while there is nothing to put there, as long as agents may need it."""
+    monkeypatch.setattr(stored_weights, "LOOK", 0.1)
+    (tmp_path / f"{DIGEST}.weights").write_bytes(DATA)
+    with closing(StoreTransfers(store, tmp_path, 0, 60)) as transfers:
+        eventually(lambda: transfers.find_weights(DIGEST))
+        assert not transfers.away
+        with monkeypatch.context() as outage:
+            outage.setattr(ObjectStore, "list", fail)
+            eventually(lambda: transfers.away)
+        eventually(lambda: not transfers.away)
 
 
 def test_the_address_of_weights_is_renewed_before_it_expires(
