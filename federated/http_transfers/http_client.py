@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT = 15.0  # seconds to connect, TLS included
 STALL_TIMEOUT = 30.0  # seconds without a byte after which a transfer starts a new connection
 PIECE = 64 << 10  # bytes that are sent at a time
-# seconds between attempts; doubled while none moves a byte. The longest is shorter than the shortest
-# lease, which begins when a store works again
+# seconds between attempts; doubled while none moves a byte. The longest is shorter than the
+# shortest lease, which starts over when a store works again
 FIRST_WAIT, LONGEST_WAIT = 1.0, 8.0
 PORTS = {"http": 80, "https": 443}
 EXPLAINED = 500  # bytes of an answer that say why a server refuses
