@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from immutables import Map
@@ -21,8 +21,7 @@ from coordinator.fleet.published_weights import WeightSlots
 from coordinator.fleet.round_event_loop import RoundEventLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.update_inbox import Inbox
-from coordinator.fleet.update_reception import UpdateReception, find_key
-from coordinator.http_transfers.transfer_urls import Transfers
+from coordinator.fleet.update_reception import Intake, UpdateReception, find_key
 from coordinator.observe.events import FleetChanged, LinkChanged, LoopTurned, Publish, Rejected
 from coordinator.round import round_events as on
 from coordinator.round.collector_interface import Collector
@@ -30,14 +29,12 @@ from coordinator.round.next_round_actions import RELIEF_PAUSE
 from coordinator.round.round_state import (
     Agent,
     Round,
-    Rules,
     is_expected,
     list_carried_tasks,
     list_phase_tasks,
 )
 from coordinator.round.task_state import TaskState
 from coordinator.store.control_requests import Control
-from coordinator.store.journal import Journal
 from coordinator.trust.message_checks import check_profile
 from coordinator.trust.message_topic_check import check_place
 from coordinator.update_workers.worker_pool import WorkerPool
@@ -48,7 +45,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 from federated.wire.messages import JOINING
 
-__all__ = ["Intake", "MessageLoop"]
+__all__ = ["MessageLoop"]
 
 POLL = 0.5  # seconds between ticks
 REPORTS = 0.01  # seconds between looks for reports of workers that receive updates
@@ -60,30 +57,6 @@ ANNOUNCEMENT_PATIENCE = 10.0
 RECONNECTION = 12.0
 
 
-@dataclass(frozen=True)
-class Intake:
-    """Settings for the reception of updates.
-
-    attempt: the coordinator's session, which its tasks carry.
-    epoch: of this coordinator among all of the run; 0: there can be no other one.
-    slots: number of updates that are received at the same time.
-    chunk: size of a chunk of weights in bytes; 0: what the link allows.
-    rules: of the run.
-    journal: where events are recorded before they count; None records none.
-    urls: of transfers over HTTP; None: all use the link.
-    workers: processes that receive updates; None: this one does.
-    """
-
-    attempt: int = 1
-    epoch: int = 0
-    slots: int = 8
-    chunk: int = 0
-    rules: Rules = Rules()  # noqa: RUF009  # frozen
-    journal: Journal | None = None
-    urls: Transfers | None = None
-    workers: WorkerPool | None = None
-
-
 class MessageLoop:
     """The coordinator's half of the protocol, for one run."""
 
@@ -92,7 +65,7 @@ class MessageLoop:
         link: Link,
         run: messages.Run,
         spool: Path,
-        intake: Intake = Intake(),  # frozen
+        intake: Intake = Intake(),  # noqa: B008  # frozen
         *,
         publish: Publish = lambda event: None,
         clock: Callable[[], float] = time.monotonic,

@@ -4,24 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.fleet.round_event_loop import RoundEventLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.update_inbox import MAX_DAMAGED, Inbox
+from coordinator.http_transfers.transfer_urls import Transfers
 from coordinator.round import round_events as on
-from coordinator.round.round_state import find_task
+from coordinator.round.round_state import Rules, find_task
 from coordinator.round.task_state import TaskState
 from coordinator.round.tensor_check import Examined
+from coordinator.store.journal import Journal
 from coordinator.update_workers.worker_messages import Failed, Invalid, NoRoom, Report
 from coordinator.update_workers.worker_pool import WorkerPool, WorkerTransfer
 from federated.errors import Malformed, Refused, StoreError, WireError
 from federated.task import Key
 from federated.wire import messages, topics
 
-__all__ = ["UpdateReception", "find_key"]
+__all__ = ["Intake", "UpdateReception", "find_key"]
 
 PROGRESS = 0.5  # seconds between events about the chunks of an update: leases are longer
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Settings for the reception of updates.
+
+    attempt: the coordinator's session, which its tasks carry.
+    epoch: of this coordinator among all of the run; 0: there can be no other one.
+    slots: number of updates that are received at the same time.
+    chunk: size of a chunk of weights in bytes; 0: what the link allows.
+    rules: of the run.
+    journal: where events are recorded before they count; None records none.
+    urls: of transfers over HTTP; None: all use the link.
+    workers: processes that receive updates; None: this one does.
+    """
+
+    attempt: int = 1
+    epoch: int = 0
+    slots: int = 8
+    chunk: int = 0
+    rules: Rules = Rules()  # noqa: RUF009  # frozen
+    journal: Journal | None = None
+    urls: Transfers | None = None
+    workers: WorkerPool | None = None
 
 
 class UpdateReception:

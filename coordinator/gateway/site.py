@@ -15,8 +15,9 @@ from msgspec import structs
 from coordinator.access.broker_setup import BrokerAccess
 from coordinator.assign.eligibility import Eligibility
 from coordinator.assign.majority_network import find_majority
-from coordinator.fleet.message_loop import Intake, MessageLoop
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.run_clock import RunClock
+from coordinator.fleet.update_reception import Intake
 from coordinator.gateway.site_profile import GatewayFacts, combine_profiles, select_alike
 from coordinator.gateway.site_rounds import SiteRounds
 from coordinator.observe.events import (

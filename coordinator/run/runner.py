@@ -17,9 +17,10 @@ from coordinator.assign.eligibility import Eligibility
 from coordinator.assign.majority_network import build_network
 from coordinator.assign.submodel_pins import match_pins
 from coordinator.broker.broker_profiles import find_profile, limit_heartbeats
-from coordinator.fleet.message_loop import Intake, MessageLoop
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.training_graphs import TrainingGraphs
+from coordinator.fleet.update_reception import Intake
 from coordinator.http_transfers.transfer_urls import Transfers
 from coordinator.observe.event_readers.run_readers import Oversight, oversee
 from coordinator.observe.events import Publish

@@ -9,7 +9,8 @@ import pytest
 
 from coordinator.access.broker_setup import BrokerAccess
 from coordinator.fleet.coordinator_takeover import CARD_PATIENCE, FENCE
-from coordinator.fleet.message_loop import Intake, MessageLoop
+from coordinator.fleet.message_loop import MessageLoop
+from coordinator.fleet.update_reception import Intake
 from federated.errors import Superseded
 from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_UP, Delivery

@@ -18,7 +18,8 @@ from coordinator.fleet.flood_guard import (
     REFUSALS_AT_ONCE,
     SIZE,
 )
-from coordinator.fleet.message_loop import Intake, MessageLoop
+from coordinator.fleet.message_loop import MessageLoop
+from coordinator.fleet.update_reception import Intake
 from coordinator.observe.events import Event, Rejected
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.fleet.message_loop import Intake, MessageLoop
+from coordinator.fleet.message_loop import MessageLoop
+from coordinator.fleet.update_reception import Intake
 from coordinator.round.round_state import Rules
 from federated.task import Task
 from federated.wire import messages, topics

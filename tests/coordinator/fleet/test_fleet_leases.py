@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from coordinator.fleet.message_loop import Intake, MessageLoop
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.run_clock import RunClock
+from coordinator.fleet.update_reception import Intake
 from coordinator.http_transfers.transfer_urls import TransferUrls
 from coordinator.round.task_state import Spare
 from federated.task import Task

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.message_loop import Intake, MessageLoop
+from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.update_inbox import MAX_DAMAGED
+from coordinator.fleet.update_reception import Intake
 from coordinator.http_transfers.transfer_server import TransferServer
 from coordinator.http_transfers.transfer_urls import TransferUrls, sign
 from coordinator.observe.events import Event

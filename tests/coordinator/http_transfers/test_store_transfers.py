@@ -16,7 +16,8 @@ import pytest
 pytest.importorskip("botocore")
 
 from benchmarks.faults.parts.object_store import BUCKET, CREDENTIALS, Way, run_store
-from coordinator.fleet.message_loop import Intake, MessageLoop
+from coordinator.fleet.message_loop import MessageLoop
+from coordinator.fleet.update_reception import Intake
 from coordinator.http_transfers import store_thread, stored_updates, stored_weights
 from coordinator.http_transfers.configured_transfers import open_transfers
 from coordinator.http_transfers.object_store import Bucket, ObjectStore, StoreFailure
