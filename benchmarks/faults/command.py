@@ -166,7 +166,7 @@ def command(
         )
         make_folder(folder)
         say = speaker(form)
-        say(f"seed {seed}")
+        say(f"{describe_broker(kind)}, seed {seed}")
         chosen = [name for name in wanted if not explain_impossible(name)]
         for name in (name for name in wanted if name not in chosen):
             say(f"{name}: skipped: {explain_impossible(name)}")

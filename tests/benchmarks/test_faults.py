@@ -18,7 +18,7 @@ import pytest
 from benchmarks.faults import results
 from benchmarks.faults.command import derive_seed
 from benchmarks.faults.outcome import Outcome
-from benchmarks.faults.parts.broker_kinds import KINDS, find_missing
+from benchmarks.faults.parts.broker_kinds import KINDS, describe_broker, find_missing
 from benchmarks.faults.parts.lossy_disk import LossyDisk
 from benchmarks.faults.parts.proxy import Proxy
 from benchmarks.faults.power_cuts import explain_unmountable, mount_lossy_disk
@@ -36,7 +36,7 @@ from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet
 from coordinator.broker import local_broker as brokers
 from coordinator.broker.local_addresses import find_free_port
-from federated.errors import ConfigError
+from federated.errors import ConfigError, FleetError
 from tests.support.brokers import needs_mosquitto, run_mosquitto
 
 # Kinds of faults that need real processes, links or disks. Schedules in virtual time try the others
@@ -272,6 +272,27 @@ def test_each_scenario_is_possible_on_a_kind_of_broker() -> None:
 
 @pytest.mark.broker
 @needs_mosquitto
+@pytest.mark.parametrize(
+    ("version", "usable"), [("2.9.10", False), ("2.14.9", False), ("2.15.1", True), ("", False)]
+)
+def test_a_server_of_nats_that_may_not_survive_a_kill_counts_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, usable: bool
+) -> None:
+    server = tmp_path / "nats-server"
+    server.write_text(f"#!/bin/sh\necho nats-server: v{version}\n")
+    server.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # it looks beside it first
+    missing = find_missing("nats")
+    if usable:
+        assert missing == ""
+        assert describe_broker("nats") == f"NATS {version}"
+    else:
+        assert missing.startswith(f"nats-server 2.15 or newer ({server} is ")
+        assert version in missing
+        with pytest.raises(FleetError, match=r"2\.15 or newer"):
+            describe_broker("nats")
+
+
 def test_a_lost_run_says_why_the_broker_refused_its_agents(tmp_path: Path) -> None:
     port = find_free_port("127.0.0.1", 0)
     lines = [f"listener {port} 127.0.0.1", "allow_anonymous false"]

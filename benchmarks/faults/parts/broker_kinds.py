@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -28,6 +29,8 @@ __all__ = ["CLUSTER", "KINDS", "LOCAL", "Place", "describe_broker", "find_missin
 
 CLUSTER = "rabbitmq-cluster"
 STARTING = 240.0  # seconds for a broker to listen
+# 2.9.10, Debian's, may deliver nothing more once it was killed: trials would fail at random
+OLDEST_NATS = 2, 15
 LOCAL = "127.0.0.1"
 # Debian's command in PATH would switch to another user
 RABBITMQ = Path("/usr/lib/rabbitmq/lib")
@@ -234,9 +237,11 @@ KINDS: Mapping[str, Callable[[Place], list[Server]]] = {
 
 
 def find_missing(kind: str) -> str:
-    """Return the program that a kind of broker needs and this machine lacks; empty if none."""
+    """Return the program that a kind of broker needs and this machine lacks, with its version if
+    another one is installed; empty if none.
+    """
     wanted = {"bridge": "mosquitto", CLUSTER: "rabbitmq", "nats": "nats-server"}.get(kind, kind)
-    return "" if wanted == "embedded" or _locate(wanted) else wanted
+    return "" if wanted == "embedded" else _explain_missing(wanted, _locate(wanted))
 
 
 def describe_broker(kind: str) -> str:
@@ -246,23 +251,37 @@ def describe_broker(kind: str) -> str:
     if kind in ("mosquitto", "bridge"):
         return f"mosquitto {read_version(_find('mosquitto'))}"
     if kind == "nats":
-        done = subprocess.run(  # noqa: S603
-            [_find("nats-server"), "--version"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=10,
-        )
-        return f"NATS {done.stdout.rpartition('v')[2].strip()}"
+        return f"NATS {_read_nats_version(_find('nats-server'))}"
     server = Path(_find("rabbitmq")).parents[1].name  # rabbitmq_server-VERSION
     return f"RabbitMQ {server.rpartition('-')[2]}"
 
 
 def _find(program: str) -> str:
-    """Return the path of a program. FleetError: it is not installed."""
-    if (path := _locate(program)) is None:
-        raise FleetError(f"{program} not found: install it")
-    return path
+    """Return the path of a program. FleetError: it is not installed, or too old."""
+    path = _locate(program)
+    if missing := _explain_missing(program, path):
+        raise FleetError(f"{missing} not found: install it")
+    return str(path)
+
+
+def _explain_missing(program: str, path: str | None) -> str:
+    """Return which program to install; empty if the one at this path will do."""
+    if path is None:
+        return program
+    if program == "nats-server":
+        found = _read_nats_version(path)
+        if tuple(map(int, re.findall(r"\d+", found)[:2])) < OLDEST_NATS:
+            oldest = ".".join(map(str, OLDEST_NATS))
+            return f"{program} {oldest} or newer ({path} is {found or 'of an unknown version'})"
+    return ""
+
+
+def _read_nats_version(path: str) -> str:
+    """Return the version of a NATS server; empty if it does not say it."""
+    done = subprocess.run(  # noqa: S603
+        [path, "--version"], capture_output=True, text=True, check=False, timeout=10
+    )
+    return done.stdout.rpartition("v")[2].strip()
 
 
 def _locate(program: str) -> str | None:
