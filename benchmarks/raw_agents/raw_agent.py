@@ -145,6 +145,10 @@ class RawAgent:
                 self.sign_off()
             case messages.Refusal() as refusal:
                 self.refused.append(refusal.reason)
+                if self.card is not None and refusal.about == topics.profile(
+                    self.card.run, self.name
+                ):
+                    self.introduce()  # it was lost
             case _:
                 pass
 

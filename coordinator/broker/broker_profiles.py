@@ -39,8 +39,9 @@ class Profile:
     client_id: most bytes of a client's name.
     payload: most bytes of a message.
     queue: most messages that wait for one client; the broker drops others.
-    messages: most per second and connection; the broker drops others.
-    throughput: most bytes per second and connection; the broker delays others.
+    messages: most per second and connection, in each direction; the broker drops others.
+    throughput: most bytes per second and connection. The broker delays others, so links need not
+        pace them: their own limit of unacknowledged messages slows them down.
     session: seconds for which it keeps the session of a lost connection.
     wildcards: whether subscriptions with wildcards certainly get retained messages.
     shared: whether those to any node of a cluster certainly do.
@@ -83,7 +84,11 @@ PROFILES: Mapping[ProfileName, Profile] = {
     ),
     "hivemq": Profile(
         "HiveMQ",
-        ("https://docs.hivemq.com/hivemq-edge/mqtt-specific-configuration.html",),
+        (
+            "https://github.com/hivemq/hivemq-community-edition/wiki/MQTT-Specific-Configuration",
+            "https://docs.hivemq.com/hivemq-edge/mqtt-specific-configuration.html",
+            "https://docs.hivemq.com/hivemq/latest/user-guide/configuration.html",
+        ),
         queue=1000,
     ),
     "nats": Profile(

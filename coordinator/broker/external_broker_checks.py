@@ -47,6 +47,10 @@ def adapt(
     """Try what a broker can do, say what is missing, and use messages that it accepts. Return
     whether it sends no retained message to a subscription with a wildcard.
 
+    Wills, sessions and shared subscriptions are not tried: this takes 4 s and more, and a run has
+    nothing to adapt to them. It watches heartbeats and repeats what may be lost in any case, and
+    shares no subscription.
+
     chunks: whether weights and updates are sent over the broker.
     profile: documented limits of the broker.
     """

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,9 +16,11 @@ from coordinator.broker.broker_profiles import Profile
 from coordinator.broker.local_addresses import find_free_port
 from coordinator.broker.local_broker import Broker
 from coordinator.broker.mosquitto_config import find_mosquitto
+from tests.support.broker_rates import RateProxy
 
 __all__ = [
     "BOTH",
+    "Limited",
     "is_listening",
     "needs_mosquitto",
     "open_limited",
@@ -56,10 +59,21 @@ def open_websockets(folder: Path, pem: Path | None = None) -> Iterator[str]:
         yield f"{'ws' if pem is None else 'wss'}://127.0.0.1:{web}"
 
 
+class Limited(NamedTuple):
+    """A broker with the limits of another one.
+
+    address: of the broker.
+    rates: what enforces its rates; None if the other broker has none.
+    """
+
+    address: str
+    rates: RateProxy | None
+
+
 @contextlib.contextmanager
-def open_limited(folder: Path, profile: Profile) -> Iterator[str]:
-    """Run a mosquitto with the limits of another broker, except for its rates; yield its address.
-    Its longest topics have at most 20 levels.
+def open_limited(folder: Path, profile: Profile) -> Iterator[Limited]:
+    """Run a mosquitto with the limits of another broker, and a proxy with its rates. Its longest
+    topics have at most 20 levels.
     """
     slashes = min(20, profile.slashes or 20)
     patterns = ["/".join(["fl", "v1", *"+" * levels]) for levels in range(1, slashes)]
@@ -74,7 +88,11 @@ def open_limited(folder: Path, profile: Profile) -> Iterator[str]:
         *([] if profile.queue is None else [f"max_queued_messages {profile.queue}"]),
     ]
     with run_mosquitto(folder / "limited.conf", lines, port):
-        yield f"127.0.0.1:{port}"
+        if profile.messages is None:
+            yield Limited(f"127.0.0.1:{port}", None)
+            return
+        with contextlib.closing(RateProxy(port, profile)) as rates:
+            yield Limited(f"127.0.0.1:{rates.port}", rates)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from coordinator.broker.external_broker_checks import examine_broker
 from federated.errors import LinkError
 from federated.wire import topics
 from federated.wire.checks.check_result import format_check
-from tests.support.brokers import open_limited
+from tests.support.brokers import Limited, open_limited
 from tests.support.links import open_links, wait_for_delivery
 from tests.support.processes import AGENT, COORDINATOR, Start, result
 
@@ -35,18 +35,27 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def broker(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def limited(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
     folder = tmp_path_factory.mktemp(kind)
     if missing := find_missing(kind if kind in REAL else "mosquitto"):
         pytest.skip(f"{missing} is not installed")
-    opened = open_broker(folder, kind) if kind in REAL else open_limited(folder, PROFILES[kind])
-    with opened as address:
-        yield address
+    if kind in REAL:
+        with open_broker(folder, kind) as address:
+            yield Limited(address, None)
+        return
+    with open_limited(folder, PROFILES[kind]) as opened:
+        yield opened
+
+
+@pytest.fixture
+def broker(limited: Limited) -> str:
+    return limited.address
 
 
 def test_agents_find_a_run_and_finish_its_rounds(
-    tmp_path: Path, start: Start, kind: str, broker: str
+    tmp_path: Path, start: Start, kind: str, limited: Limited
 ) -> None:
+    broker = limited.address
     settings = (
         *("method.widths=[0.25,0.5]", "method.depths=[1]", "train.epochs=1", "fleet.wait=90"),
         *(f"broker.profile={kind}", *SETTINGS.get(kind, ())),
@@ -70,6 +79,8 @@ def test_agents_find_a_run_and_finish_its_rounds(
     assert (said in told) == ("wildcards" in MISSING.get(kind, {}))
     assert "slashes" not in told
     assert ("over http://127.0.0.1:" in told) == (kind in SETTINGS)
+    assert (limited.rates is not None) == (PROFILES[kind].messages is not None and kind not in REAL)
+    assert limited.rates is None or not limited.rates.discarded
 
 
 def test_the_doctor_says_what_is_missing(kind: str, broker: str) -> None:
