@@ -8,7 +8,6 @@ real processes.
 from __future__ import annotations
 
 import json
-import resource
 import tempfile
 import time
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from benchmarks.comparison.command import benchmark
 from benchmarks.comparison.rows import Row
 from benchmarks.final_model_recomputation import ReplayResult, read_durations, replay
 from benchmarks.output_path_checks import make_folder
+from benchmarks.raw_agents.connection_limits import make_room
 from benchmarks.raw_agents.fleet_rows import FEW, HUNDRED, Course, Turn, compare_hundred, make_rows
 from benchmarks.raw_agents.fold_times import READER, read_fold_times
 from benchmarks.raw_agents.raw_agent import Raw
@@ -31,7 +31,7 @@ from benchmarks.raw_agents.raw_fleet import RawFleet
 from coordinator.broker import local_broker as brokers
 from coordinator.simulate.demo_fleet import Running, process, python_command
 from coordinator.store.run_store import Store
-from federated.errors import ConfigError, FleetError
+from federated.errors import FleetError
 from federated.runtime.console import Say
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
     "command",
     "make_flags",
     "measure",
-    "raise_file_limit",
     "run_fleet",
     "to_toml",
 ]
@@ -53,7 +52,6 @@ SAMPLE = 0.1  # seconds between samples of the coordinator's memory
 FEW_ROUNDS = 3  # of the small run for comparison
 HUNDRED_ROUNDS = 6  # of the run whose time per agent is compared
 WORKER = "coordinator.update_workers.worker_process"  # in the command line of a worker
-SPARE = 64  # descriptors in addition to the agents' sockets
 MODEL = "preresnet-10"  # 20 MB; each agent holds an eighth of its width, 0.3 MB
 WHOLE = "w1-d1.1.1.1"  # its largest submodel
 # bytes of an update, by whether agents hold the whole model
@@ -158,12 +156,12 @@ class Size:
 
 
 def measure(folder: Path, size: Size, say: Say) -> list[Row]:
-    """Run the benchmark, after small runs for comparison. Raises ConfigError if this machine does
-    not allow enough sockets, FleetError if a process fails or the model does not consist of exactly
-    the requested updates.
+    """Run the benchmark, after small runs for comparison. Raises ConfigError if this machine allows
+    too few connections, FleetError if a process fails or the model does not consist of exactly the
+    requested updates.
     """
     agents, rounds = size.agents, size.rounds
-    raise_file_limit(agents + SPARE)
+    make_room(agents, say)
     few = run_fleet(folder / "few", replace(size, agents=FEW, rounds=FEW_ROUNDS), say)
     hundred = (
         run_fleet(folder / "hundred", replace(size, agents=HUNDRED, rounds=HUNDRED_ROUNDS), say)
@@ -215,22 +213,6 @@ def run_fleet(folder: Path, size: Size, say: Say) -> Course:
         say(f"{connected} agents after {joined:.1f} s; the coordinator holds {before / 1e6:.0f} MB")
         peaks = measure_rounds(fleet, coordinator, usage, folder, size, say)
     return Course(read_turns(folder, rounds, peaks), joined, connected, before)
-
-
-def raise_file_limit(files: int) -> None:
-    """Raise this process's limit of open files. Raises ConfigError if the system does not allow
-    it.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < files:
-        raise ConfigError(
-            f"a process may open {hard} files, but {files} are needed: raise the limit "
-            "(ulimit -Hn), or use fewer --agents"
-        )
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE,
-        (max(soft, min(hard, files)) if hard != resource.RLIM_INFINITY else files, hard),
-    )
 
 
 def find_broker_process(broker: brokers.Broker) -> psutil.Process:
@@ -364,7 +346,8 @@ def read_turns(folder: Path, rounds: int, peaks: list[Sample]) -> tuple[Turn, ..
 def command(keep: Path | None, say: Say, **options: Any) -> list[Row]:
     """Connect many agents to one coordinator.
 
-    Check that no update is lost, and print the times of a round and the memory.
+    Check that no update is lost, and print the times of a round and the memory. Each agent needs an
+    open file and a port of this machine: the limits are printed first.
     """
     size = Size(**options)
     if keep:

@@ -21,9 +21,10 @@ from pathlib import Path
 import psutil
 
 from benchmarks.final_model_recomputation import read_durations
+from benchmarks.raw_agents.connection_limits import make_room
 from benchmarks.raw_agents.raw_agent import Raw
 from benchmarks.raw_agents.raw_fleet import RawFleet
-from benchmarks.scale import make_flags, raise_file_limit
+from benchmarks.scale import make_flags
 from benchmarks.web_page.browser import open_chromium, sign_in
 from coordinator.broker import local_broker as brokers
 from coordinator.simulate.demo_fleet import process, python_command
@@ -34,7 +35,6 @@ from federated.runtime.console import Say
 __all__ = ["PageLoad", "compare_quarters", "is_heap_flat", "measure", "percentile"]
 
 RUN = "page"
-SPARE = 64  # descriptors in addition to the agents' sockets
 SILENCE = 300.0  # seconds without a round until the benchmark fails
 HEAP_EVERY = 5.0  # seconds between samples of the page's memory
 GROWTH = 1.05  # of the page's memory, from the first quarter to the last, that counts as flat
@@ -204,9 +204,9 @@ class CountedFleet:
 
 def measure(folder: Path, agents: int, rounds: int, blocks: int, say: Say) -> PageLoad:
     """Run the benchmark: blocks of rounds without and with an open page, in turn. Raises
-    ConfigError without a browser or enough sockets, FleetError if a process fails.
+    ConfigError without a browser or enough connections, FleetError if a process fails.
     """
-    raise_file_limit(agents + SPARE)
+    make_room(agents, say)
     pages, rests, watched = list[Block](), list[Block](), list[Watched]()
     with ExitStack() as stack:
         fleet = CountedFleet(stack, folder, agents)
