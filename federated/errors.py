@@ -8,7 +8,7 @@ EspalierError
 │   ├── SettingError      a wrong setting of a run or a method
 │   └── DataError         data that are missing, empty, of one class or misshapen
 ├── MissingExtra          a command needs packages of an extra that is not installed
-├── LinkError             no broker, a broker that refuses, or a low packet limit
+├── LinkError             no broker, a broker that refuses, a low packet limit, or no store
 ├── FleetError            too few agents, or a run that no agent can serve
 ├── StoreError            a run folder that is missing, foreign, in use or damaged
 ├── ExportError           an exported graph that is wrong, foreign or corrupt
@@ -69,8 +69,8 @@ EXIT_CODES = {
     3: "an invalid setting (an unknown key or a wrong value, also from a flag or an environment "
     "variable), invalid data, or a file or folder that is missing or cannot be read or written",
     4: "an extra is not installed; the message contains the pip command",
-    5: "no broker, a broker that refuses the connection, a port that is in use, or a broker whose "
-    "packet limit is too low",
+    5: "no broker, a broker that refuses the connection, a port that is in use, a broker whose "
+    "packet limit is too low, or no store at http.endpoint",
     6: "too few agents, a run that no agent can train, or an agent that was rejected",
     7: "stored state that is missing, in use, damaged or not writable: a run, a spool, the "
     "certificate authority, or downloaded releases",

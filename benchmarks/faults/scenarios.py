@@ -32,6 +32,8 @@ from benchmarks.faults.real_agent_scenarios import (
     kill_gateway,
 )
 from benchmarks.faults.transfer_scenarios import (
+    AWAY,
+    LONG_AWAY,
     cut_transfers,
     disable_store,
     explain_no_server,
@@ -247,7 +249,8 @@ SCENARIOS: dict[str, Scenario] = {
     "HTTP download cut": cut_transfers("down"),
     "HTTP server killed": kill_server,
     "store killed": kill_store,
-    "store answers 503": disable_store,
+    "store answers 503": disable_store(AWAY),
+    "store away for a minute": disable_store(LONG_AWAY),
     "store loses weights": lose_object("weights"),
     "store loses an update": lose_object("updates"),
     "disk full": fill_disk,

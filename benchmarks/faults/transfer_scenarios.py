@@ -25,6 +25,8 @@ from benchmarks.faults.trial_settings import ROUNDS
 from coordinator.broker.local_addresses import find_free_port
 
 __all__ = [
+    "AWAY",
+    "LONG_AWAY",
     "cut_transfers",
     "disable_store",
     "explain_no_server",
@@ -36,6 +38,7 @@ __all__ = [
 
 LASTING = 1.5  # seconds; a run of real agents lasts longer
 AWAY = (2.0, 10.0)  # seconds for which a store fails
+LONG_AWAY = (40.0, 60.0)  # longer than several leases
 UPDATE = 310_000  # bytes of an update, and of weights
 BEFORE = 2_000  # bytes of requests before the first transfer
 LOCAL = "127.0.0.1"
@@ -122,20 +125,24 @@ def kill_store(trial: Trial) -> None:
     break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
 
-def disable_store(trial: Trial) -> None:
-    """Let the store answer 503 to everything for 2 to 10 s."""
-    _, way = use_store(trial)
-    away = trial.rng.uniform(*AWAY)
+def disable_store(seconds: tuple[float, float]) -> Callable[[Trial], None]:
+    """Let the store answer 503 to everything. seconds: from least to most."""
 
-    def recover() -> None:
-        way.away = False
+    def prepare(trial: Trial) -> None:
+        _, way = use_store(trial)
+        away = trial.rng.uniform(*seconds)
 
-    def cause_fault() -> None:
-        way.break_down()
-        trial.record_fault()
-        trial.call_later(away, recover)
+        def recover() -> None:
+            way.away = False
 
-    break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
+        def cause_fault() -> None:
+            way.break_down()
+            trial.record_fault()
+            trial.call_later(away, recover)
+
+        break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
+
+    return prepare
 
 
 def lose_object(what: str) -> Callable[[Trial], None]:

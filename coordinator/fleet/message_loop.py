@@ -85,8 +85,10 @@ class MessageLoop:
         self._barred = dict.fromkeys((REVOKED, SUSPENDED, EXCLUDED), frozenset[str]())
         self._ticked = self._filled = -math.inf
         self._guard, self._connected = FloodGuard(), True
-        self._store_away = False
-        self._leadership = Leadership(self.endpoint, clock)
+        self._store_lost = ""
+        # the clock of everything but the round: it also runs while a round waits
+        self._uptime = clock.measure_all if isinstance(clock, RunClock) else clock
+        self._leadership = Leadership(self.endpoint, self._uptime)
         # agent -> its session, and when it counts as gone: see RECONNECTION
         self._departed = dict[str, tuple[str, float]]()
         self._requested = dict[str, float]()  # when an agent's profile was requested, or missed
@@ -195,7 +197,8 @@ class MessageLoop:
             self._control.look()
         self._bar_agents()
         self._follow_store()
-        self.endpoint.slots.send(self.clock())
+        if self._connected:
+            self.endpoint.slots.send(self._uptime())
         if (workers := self.inbox.workers) is not None:
             if self._take_reports(workers):
                 timeout = 0.0  # the phase may have ended, or the next agent's turn may have come
@@ -207,10 +210,11 @@ class MessageLoop:
                 self._handle(delivery)
             except WireError as error:
                 self._reject(delivery.topic, error)
-        now = self.clock()
-        self._leadership.check(self.round.heartbeat, repeat=self._broker_access.by_name_only)
-        if ticking := self._may_tick(now, delivery):
-            self._ticked = now
+        now, uptime = self.clock(), self._uptime()
+        if self._connected:
+            self._leadership.check(self.round.heartbeat, repeat=self._broker_access.by_name_only)
+        if ticking := self._may_tick(uptime, delivery):
+            self._ticked = uptime
             self.publish(LoopTurned())
             for topic, refused in self._reception.follow_uploads(self.run.run):
                 self._reject(topic, refused)
@@ -219,8 +223,8 @@ class MessageLoop:
             self.driver.compact()
         for name, grant in self.inbox.grants(now, quiet=ticking):
             self.endpoint.tell(name, grant)
-        if self.inbox.full and now - self._filled >= RELIEF_PAUSE:
-            self._filled = now
+        if self.inbox.full and uptime - self._filled >= RELIEF_PAUSE:
+            self._filled = uptime
             self.driver.handle(on.SpoolFilled(now))
 
     def _take_reports(self, workers: WorkerPool) -> bool:
@@ -241,19 +245,22 @@ class MessageLoop:
                 self.driver.handle(on.AgentsBarred(self.clock(), agents, reason))
                 if not self.driver.stalled:
                     for name in agents - self._barred[reason] if reason == EXCLUDED else ():
-                        self._refuse(name, self.clock())
+                        self._refuse(name)
                     self._barred[reason] = agents
 
     def _follow_store(self) -> None:
         """Stop the clock while a store cannot be reached, which must not make agents late."""
-        away = (urls := self.endpoint.slots.urls) is not None and urls.away
-        if away == self._store_away:
+        lost = urls.lost if (urls := self.endpoint.slots.urls) is not None else ""
+        if bool(lost) == bool(self._store_lost):
             return
         if isinstance(self.clock, RunClock):
-            (self.clock.stop if away else self.clock.start)("store")
-        if not away:
+            (self.clock.stop if lost else self.clock.start)("store")
+        if not lost:
             self.driver.handle(on.TransfersRestored(self.clock()))
-        self._store_away = away or self.driver.stalled
+            if self.driver.stalled:
+                return
+        self._store_lost = lost
+        self.publish(LinkChanged(lost, "store"))
 
     def _end_departures(self, now: float) -> None:
         """Report the agents that did not reconnect as gone."""
@@ -266,11 +273,11 @@ class MessageLoop:
         shut = self._barred
         return name in shut[REVOKED] or name in shut[SUSPENDED] or self._broker_access.lacks(name)
 
-    def _may_tick(self, now: float, delivery: Delivery | None) -> bool:
+    def _may_tick(self, uptime: float, delivery: Delivery | None) -> bool:
         """Return True if a tick is due and everything that had arrived by then is handled, so that
         no agent is late because the coordinator was computing, and no flood delays ticks for long.
         """
-        if now - self._ticked < POLL and not self._is_over(now):
+        if uptime - self._ticked < POLL and not self._is_over(self.clock()):
             return False
         if self._ahead is None:
             self._ahead = self.link.backlog
@@ -299,11 +306,11 @@ class MessageLoop:
         if where is None or not where.agent or not delivery.payload or self._is_barred(where.agent):
             return
         name, size, now = where.agent, len(delivery.payload), self.clock()
-        if not self._is_admitted(where, name, size, now):
+        if not self._is_admitted(where, name, size, uptime := self._uptime()):
             self._count_dropped(name, size)
             return
         if name in self._barred[EXCLUDED]:
-            self._refuse(name, now)
+            self._refuse(name)
             return
         message = envelope.decode(delivery.payload)
         check_place(message, where)
@@ -327,7 +334,7 @@ class MessageLoop:
             case messages.Offer() as offer:
                 key = find_key(name, offer)
                 if is_expected(self.round, key, offer.attempt) and not self.inbox.knows(key):
-                    self._guard.refund(name, size, now)
+                    self._guard.refund(name, size, uptime)
                 if not self._reception.finish_upload(key):
                     self.driver.handle(on.UpdateOffered(now, name, offer))
                     self._reception.finish_upload(key)  # a simulated device offers a file
@@ -336,7 +343,7 @@ class MessageLoop:
             case messages.Failure() as failure if failure.run == self.run.run:
                 key = find_key(name, failure)
                 if is_expected(self.round, key, failure.attempt):
-                    self._guard.refund(name, size, now)
+                    self._guard.refund(name, size, uptime)
                 self.driver.handle(
                     on.TaskFailed(now, key, failure.attempt, failure.reason, failure.paused)
                 )
@@ -344,8 +351,8 @@ class MessageLoop:
                 raise Refused(f"agents do not send {type(message).__name__}")
         self.publish(FleetChanged(name))
 
-    def _refuse(self, name: str, now: float) -> None:
-        if self._guard.admit_refusal(name, now):
+    def _refuse(self, name: str) -> None:
+        if self._guard.admit_refusal(name, self._uptime()):
             self.endpoint.refuse_run(name)
 
     def _change_link(self, change: Delivery) -> None:
@@ -388,13 +395,13 @@ class MessageLoop:
 
     def _count_dropped(self, name: str, size: int) -> None:
         """Count a dropped message, and suspend an agent whose messages are too many."""
-        if not self._is_barred(name) and self._guard.count_dropped(name, size, self.clock()):
+        if not self._is_barred(name) and self._guard.count_dropped(name, size, self._uptime()):
             self._broker_access.suspend(name)
             reason = f"dropped thousands of messages of '{name}': stop it, or revoke it"
             self.publish(Rejected("flood", name, reason, name))
 
     def _take_heartbeat(self, name: str, beat: messages.Heartbeat, now: float) -> None:
-        self._request_announcement(name, beat.session, now)
+        self._request_announcement(name, beat.session, self._uptime())
         shown = beat.state, beat.loss, beat.step, beat.round, beat.work, beat.condition
         self.driver.handle(on.AgentBeat(now, name, beat.session, *shown))
 
@@ -424,8 +431,8 @@ class MessageLoop:
         self.publish(Rejected(kind, topic, str(error), name, topic=topic))
         if where is not None and name:
             if where.kind in ("chunk", "hb"):  # the others paid when they came
-                self._charge(name, 0, self.clock())
-            if self._guard.admit_refusal(name, self.clock()):
+                self._charge(name, 0, self._uptime())
+            if self._guard.admit_refusal(name, self._uptime()):
                 # an agent of an unknown version would repeat its profile in vain
                 joins = kind == "protocol" and where.kind in ("profile", "status")
                 self.endpoint.tell(name, messages.Refusal(str(error), JOINING if joins else topic))

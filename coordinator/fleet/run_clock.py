@@ -1,5 +1,6 @@
 """Measure for how many seconds a run has been running, across restarts of the coordinator. Time in
-which no message can arrive does not count. Limit the share of it that repeated work takes.
+which agents can send or transfer nothing does not count. Limit the share of the time that repeated
+work takes.
 """
 
 from __future__ import annotations
@@ -33,8 +34,12 @@ class RunClock:
         self._seconds, self.lost = self._seconds + counted, self.lost + passed - counted
         return self._seconds
 
+    def measure_all(self) -> float:
+        """Return the seconds since any origin with those that do not count."""
+        return self() + self.lost
+
     def stop(self, reason: str) -> None:
-        """Stop while no message of an agent can arrive, so that no agent becomes late."""
+        """Stop while agents cannot send or transfer anything, so that none becomes late."""
         self()
         self._stopped.add(reason)
 

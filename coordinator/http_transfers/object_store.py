@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from federated.errors import EspalierError, require_extra
 from federated.safe_text import make_safe
 
-__all__ = ["Bucket", "ObjectStore", "StoreFailure"]
+__all__ = ["Bucket", "ObjectStore", "StoreAway", "StoreFailure"]
 
 PIECE = 1 << 20  # bytes that are read at a time
 REGION = "us-east-1"  # of stores that have none
@@ -39,6 +40,10 @@ NO_CREDENTIALS = (
 
 class StoreFailure(EspalierError):
     """A request to a store failed. It may succeed later."""
+
+
+class StoreAway(StoreFailure):
+    """The store cannot be reached, or can serve nobody at present."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,9 @@ class ObjectStore:
         from botocore.exceptions import (
             BotoCoreError,
             ClientError,
+            ConnectionError,
             CredentialRetrievalError,
+            HTTPClientError,
             NoCredentialsError,
             PartialCredentialsError,
         )
@@ -141,8 +148,12 @@ class ObjectStore:
         except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
             raise StoreFailure(f"{self.bucket.shown}: {NO_CREDENTIALS} ({error})") from error
         except ClientError as error:
-            raise StoreFailure(f"{self.bucket.shown}: {describe(error.response)}") from error
-        except BotoCoreError as error:  # it names the address
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            kind = StoreAway if status >= HTTPStatus.INTERNAL_SERVER_ERROR else StoreFailure
+            raise kind(f"{self.bucket.shown}: {describe(error.response)}") from error
+        except (ConnectionError, HTTPClientError) as error:  # it names the address
+            raise StoreAway(make_safe(f"{self.bucket.shown}: {error}")) from error
+        except BotoCoreError as error:
             raise StoreFailure(make_safe(f"{self.bucket.shown}: {error}")) from error
 
 
@@ -155,8 +166,8 @@ def make_client(bucket: Bucket, endpoint: str) -> Any:
         signature_version="s3v4",
         # stores at an address of their own often have no name for each bucket
         s3={"addressing_style": "path" if endpoint else "auto"},
-        connect_timeout=10,
-        read_timeout=30,
+        connect_timeout=3,  # a lost store must be noticed before leases of 10 s end
+        read_timeout=10,
         retries={"mode": "standard", "max_attempts": 2},
         # other stores than Amazon's do not know its newer checksums; digests are checked anyway
         request_checksum_calculation="when_required",

@@ -21,11 +21,11 @@ class StoreThread:
 
     work: returns the seconds until it is called again anyway; None: not before `wake`. After a
         StoreFailure or an OSError it is called again later.
-    away: whether the last attempt failed by one of these.
+    lost: why the last attempt failed, if the store did not do as asked; empty: it did.
     """
 
     def __init__(self, name: str, work: Callable[[], float | None]) -> None:
-        self._work, self._name, self.away = work, name, False
+        self._work, self._name, self.lost = work, name, ""
         self._woken, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -51,19 +51,13 @@ class StoreThread:
             try:
                 pause = self._work()
             except Exception as error:  # otherwise nobody would know that the thread ended
-                expected = isinstance(error, StoreFailure | OSError)
-                self.away = expected
-                if not wait:
-                    log.warning(
-                        "%s: %s; trying again",
-                        self._name,
-                        error,
-                        exc_info=None if expected else error,
-                    )
+                # without room on this disk, for example, the store is not lost
+                self.lost = str(error) if isinstance(error, StoreFailure) else ""
+                if not wait and not self.lost:
+                    trace = None if isinstance(error, OSError) else error
+                    log.warning("%s: %s; trying again", self._name, error, exc_info=trace)
                 wait = min(2 * wait or FIRST_WAIT, LONGEST_WAIT)
                 self._closed.wait(wait)
                 continue
-            if wait:
-                log.warning("%s: the store works again", self._name)
-            wait, self.away = 0.0, False
+            wait, self.lost = 0.0, ""
             self._woken.wait(pause)

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from coordinator.http_transfers.object_store import Bucket, ObjectStore, StoreFailure
+from coordinator.http_transfers.object_store import Bucket, ObjectStore, StoreAway, StoreFailure
 from coordinator.http_transfers.stored_updates import StoredUpdates
 from coordinator.http_transfers.stored_weights import StoredWeights
 from coordinator.http_transfers.transfer_urls import find_origin
 from coordinator.settings.service_tables import Http
 from coordinator.store.control_requests import Stopped
-from federated.errors import ConfigError, WireError
+from federated.errors import ConfigError, LinkError, WireError
 from federated.http_transfers.http_client import HttpAccess
 from federated.http_transfers.http_upload import PartUpload
 from federated.runtime.console import Say
@@ -57,8 +57,8 @@ class StoreTransfers:
         self._updates = StoredUpdates(store, spool, expiry, leads)
 
     @property
-    def away(self) -> bool:
-        return self._weights.away or self._updates.away
+    def lost(self) -> str:
+        return self._weights.lost or self._updates.lost
 
     def find_weights(self, sha256: str) -> str:
         try:
@@ -94,13 +94,16 @@ def use_store(
     remove its objects: another coordinator may still need them after an error, or if it took over
     the run.
 
-    leads: whether none did. Raises ConfigError if the store cannot be used.
+    leads: whether none did. Raises LinkError if the store cannot be reached, ConfigError if it
+        cannot be used.
     """
     bucket = parse_bucket(config, run)
     check_exposure(config)
     try:
         store = ObjectStore(bucket)
         check_store(store, signed=not bucket.public)
+    except StoreAway as error:  # it may return, so a service manager should try again
+        raise LinkError(f"http.store = '{config.store}': {error}: check http.endpoint") from error
     except (
         StoreFailure,
         ValueError,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path, PurePosixPath
 
-from coordinator.http_transfers.object_store import ObjectStore
+from coordinator.http_transfers.object_store import ObjectStore, StoreAway, StoreFailure
 from coordinator.http_transfers.store_thread import StoreThread
 from federated.wire.messages import MAX_PARTS, Grant, Manifest, Part
 
@@ -114,9 +114,9 @@ class StoredUpdates:
             self._expected.pop(place, None)
 
     @property
-    def away(self) -> bool:
-        """Whether the store could not be reached when it was tried last."""
-        return self._thread.away
+    def lost(self) -> str:
+        """Why the store failed when it was tried last; empty: it did not."""
+        return self._thread.lost
 
     def close(self) -> None:
         self._thread.close()
@@ -128,7 +128,7 @@ class StoredUpdates:
             return None
         with self._lock:
             expected = dict(self._expected)
-        if not expected and not self._strays:
+        if not expected and not self._strays and not self.lost:
             return None
         found = self._store.list(FOLDER)
         for place, one in expected.items():
@@ -139,6 +139,12 @@ class StoredUpdates:
                 whole = self._collect(one, mine)
             except FileNotFoundError:  # not expected any more
                 whole = True
+            except StoreAway:
+                raise
+            except StoreFailure as error:  # about a part that nobody can read: it is sent again
+                log.warning("removing parts of an update: %s", error)
+                self._store.delete(mine)
+                whole = False
             if whole:
                 self._forget(place, one)
                 self._store.delete(mine)

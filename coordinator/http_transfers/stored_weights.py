@@ -89,9 +89,9 @@ class StoredWeights:
                 self._thread.wake()
 
     @property
-    def away(self) -> bool:
-        """Whether the store could not be reached when it was tried last."""
-        return self._thread.away
+    def lost(self) -> str:
+        """Why the store failed when it was tried last; empty: it did not."""
+        return self._thread.lost
 
     def close(self) -> None:
         self._thread.close()

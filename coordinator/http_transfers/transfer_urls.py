@@ -37,8 +37,8 @@ class Transfers(Protocol):
         """Scheme, host and port of the addresses."""
 
     @property
-    def away(self) -> bool:
-        """Whether nothing can be transferred, because a store cannot be reached."""
+    def lost(self) -> str:
+        """Why a store that the transfers need cannot be used at present; empty: it can."""
 
     def find_weights(self, sha256: str) -> str:
         """Return where agents download weights that are in the spool; empty: nowhere yet."""
@@ -77,8 +77,8 @@ class TransferUrls:
     above: int = 0
 
     @property
-    def away(self) -> bool:
-        return False
+    def lost(self) -> str:
+        return ""
 
     @property
     def shared(self) -> bool:

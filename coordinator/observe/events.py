@@ -147,12 +147,15 @@ class RunEnded:
 
 @dataclass(frozen=True)
 class LinkChanged:
-    """The connection to the broker is lost or restored. The run waits meanwhile.
+    """The connection to the broker, or to the store of the transfers, is lost or restored. The run
+    waits meanwhile.
 
     lost: why there is none, in words; empty: it is restored.
+    to: where it leads.
     """
 
     lost: str
+    to: Literal["broker", "store"] = "broker"
 
 
 # ---- the fleet -----------------------------------------------------------------------------------

@@ -131,6 +131,7 @@ class Now(FleetLoad):
     reason: why the run ended.
     epsilon: privacy spent by all rounds so far; None without privacy or before the first round.
     broker_lost: why there is no connection to the broker; empty if there is.
+    store_lost: why the store of the transfers cannot be reached; empty if it can, or there is none.
     """
 
     run: str
@@ -149,6 +150,7 @@ class Now(FleetLoad):
     reason: str = ""
     epsilon: float | None = None
     broker_lost: str = ""
+    store_lost: str = ""
 
 
 def read_now(folder: Path) -> Now | None:

@@ -4,8 +4,6 @@ revoked.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from immutables import Map
 from msgspec.structs import replace
 
@@ -168,15 +166,15 @@ def record_heartbeat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:
 
 
 def restore_transfers(r: Round, e: on.TransfersRestored, out: list[Action]) -> Round:
-    """Give connected agents new leases: they may wait before they try to transfer again."""
-    return renew_leases(r)
-
-
-def renew_leases(r: Round, shut_out: Collection[str] = ()) -> Round:
-    """Give connected agents except these new leases for their open tasks."""
+    """Give working agents new leases, which last at least as long as an upload may pause, since
+    they may wait before they try to transfer again. Send them their tasks again: their own
+    deadlines did not stop.
+    """
     for state in r.tasks.values():
-        if state.open and state.lost < 0 and state.key.agent not in shut_out:
-            r = put_due_task(r, state.excuse(r.now))
+        if state.working:
+            state = replace(state.excuse(r.now), sent=r.now, reminded=r.now)
+            r = put_due_task(r, state)
+            out.append(Ask(state.task))
     return r
 
 
@@ -187,7 +185,9 @@ def revoke(r: Round, e: on.AgentsBarred, out: list[Action]) -> Round:
     """
     known = [r.agents[name] for name in e.agents if name in r.agents]
     if any(agent.refused != e.reason for agent in known):
-        r = renew_leases(r, e.agents)
+        for state in r.tasks.values():
+            if state.open and state.lost < 0 and state.key.agent not in e.agents:
+                r = put_due_task(r, state.excuse(r.now))
     for agent in list(r.agents.values()):
         if agent.name not in e.agents:
             if agent.refused == e.reason:

@@ -44,8 +44,8 @@ class LocalTransfers:
         return "file://"
 
     @property
-    def away(self) -> bool:
-        return False
+    def lost(self) -> str:
+        return ""
 
     @property
     def shared(self) -> bool:

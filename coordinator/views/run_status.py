@@ -146,8 +146,11 @@ def describe_progress(made: dict[str, Any]) -> list[str]:
     left = f", about {human_seconds(made['eta'])} left" if made["eta"] else ""
     silent = f"; no update from the coordinator for {human_seconds(made['silent'])}"
     lines = [f"{describe_phase(now)}; {done}{left}{silent if made['silent'] > SILENT else ''}"]
-    if lost := now["broker_lost"]:
-        lines.append(make_safe(f"lost the connection to the broker: {lost}; waiting for it"))
+    lines += [
+        make_safe(f"lost the connection to the {place}: {lost}; waiting for it")
+        for place in ("broker", "store")
+        if (lost := now[f"{place}_lost"])
+    ]
     if made["requests"]["paused"] and now["phase"] != "paused":
         waiting = now["phase"] == "waiting"
         lines.append(

@@ -55,10 +55,10 @@ def write_event(event: Event) -> None:
             write(INFO, "folded", f"{entry.agent}: {done}", **fields, **numbers)
         case events.RoundDelayed(why):
             write(WARNING, "delayed", f"no round starts: {why}")
-        case events.LinkChanged(""):
-            write(INFO, "broker returned", "connected to the broker again")
-        case events.LinkChanged(lost):
-            write(WARNING, "broker lost", f"lost the connection to the broker: {lost}")
+        case events.LinkChanged("", to):
+            write(INFO, f"{to} returned", f"connected to the {to} again")
+        case events.LinkChanged(lost, to):
+            write(WARNING, f"{to} lost", f"lost the connection to the {to}: {lost}")
         case events.StageFinished(stage, seconds, _) if stage != "fold":  # one per update
             write(INFO, stage, f"{stage} took {seconds:.2f} s", seconds=round(seconds, 4))
         case events.RunEnded(phase, reason):

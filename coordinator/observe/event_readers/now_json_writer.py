@@ -55,7 +55,7 @@ class NowWriter:
     def __init__(self, context: ReaderContext) -> None:
         self._context, self.rounds = context, context.config.rounds
         self.phase, self.round, self.wanted, self.reason = "between", 0, 0, ""
-        self.broker_lost = ""
+        self.lost = {"broker": "", "store": ""}
         self.epsilon: float | None = None
         self._started, self._began, self._courses = _utc(), "", TaskCourses()
         self._share = TimeShare(context.clock, EVERY)
@@ -70,8 +70,8 @@ class NowWriter:
                 self.phase = "paused"
             case events.RoundStarted(number, rounds, _):
                 self.round, self.rounds, self.phase, self._began = number, rounds, "train", _utc()
-            case events.LinkChanged(lost):
-                self.broker_lost = lost
+            case events.LinkChanged(lost, to):
+                self.lost[to] = lost
             case events.PrivacySpent(epsilon):
                 self.epsilon = epsilon
             case events.RoundEnded():
@@ -138,7 +138,8 @@ class NowWriter:
             ),
             reason=self.reason[:1000],
             epsilon=self.epsilon,
-            broker_lost=self.broker_lost[:200],
+            broker_lost=self.lost["broker"][:200],
+            store_lost=self.lost["store"][:200],
             **asdict(measure_load(fleet)),
         )
 

@@ -45,7 +45,7 @@ class RunMeter:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._context = context
         self._epsilon: float | None = None
-        self._connected = True
+        self._connected = {"broker": True, "store": True}
         gauge = partial(Gauge, registry=registry)
         counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry)
@@ -89,8 +89,8 @@ class RunMeter:
                 self._waited.observe(entry.seconds)
             case events.PrivacySpent(epsilon):
                 self._epsilon = epsilon
-            case events.LinkChanged(lost):
-                self._connected = not lost
+            case events.LinkChanged(lost, to):
+                self._connected[to] = not lost
             case events.StageFinished(stage, seconds, _):
                 self._stages.labels(stage if stage in STAGES else "other").observe(seconds)
             case events.RoundEnded(done):
@@ -138,7 +138,16 @@ class RunMeter:
         gauges: list[tuple[str, str, float | None]] = [
             ("transfers_receiving", "Updates that are being received.", now.receiving),
             ("transfers_waiting", "Updates that wait for a slot.", now.waiting),
-            ("link_up", "1 with a connection to the broker, 0 without one.", self._connected),
+            (
+                "link_up",
+                "1 with a connection to the broker, 0 without one.",
+                self._connected["broker"],
+            ),
+            (
+                "store_up",
+                "0 while the store of the transfers cannot be reached.",
+                self._connected["store"],
+            ),
             ("link_queue_length", "Received messages that are not handled yet.", now.queued),
             ("spool_files", "Files in the coordinator's spool.", now.spool_files),
             ("spool_bytes", "Bytes in the coordinator's spool.", now.spool_bytes),

@@ -58,8 +58,8 @@ class LinePrinter:
                 self._say(f"waiting: {why}")
             case events.RunPaused():
                 self._say("paused; resume with `coordinator pause --off`")
-            case events.LinkChanged(lost):
-                self._say(describe_link(lost))
+            case events.LinkChanged() as change:
+                self._say(describe_link(change))
             case events.RoundEnded(done):
                 self._end(done)
             case _:
@@ -111,11 +111,11 @@ class LinePrinter:
         return f"; about {time_left} left"
 
 
-def describe_link(lost: str) -> str:
-    """Describe a change of the connection to the broker. lost: see `events.LinkChanged`."""
-    if not lost:
-        return "connected to the broker again"
-    return f"lost the connection to the broker: {lost}; waiting for it"
+def describe_link(change: events.LinkChanged) -> str:
+    """Describe a change of the connection to the broker or the store."""
+    if not change.lost:
+        return f"connected to the {change.to} again"
+    return f"lost the connection to the {change.to}: {change.lost}; waiting for it"
 
 
 @dataclass
@@ -146,8 +146,8 @@ class Screen:
                 self._note = f"waiting: {why}"
             case events.RunPaused():
                 self._note = "paused; resume with `coordinator pause --off`"
-            case events.LinkChanged(lost):
-                self._note = describe_link(lost)
+            case events.LinkChanged() as change:
+                self._note = describe_link(change)
             case events.RoundEnded(done):
                 self._bytes = [self._bytes[0] + done.bytes_up, self._bytes[1] + done.bytes_down]
                 self._scores = done.scores or self._scores

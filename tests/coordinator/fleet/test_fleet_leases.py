@@ -11,6 +11,7 @@ from coordinator.fleet.message_loop import MessageLoop
 from coordinator.fleet.run_clock import RunClock
 from coordinator.fleet.update_reception import Intake
 from coordinator.http_transfers.transfer_urls import TransferUrls
+from coordinator.observe.events import Event, LinkChanged, LoopTurned, Rejected
 from coordinator.round.task_state import Spare
 from federated.task import Task
 from federated.wire import messages, topics
@@ -193,27 +194,37 @@ class LostStore(TransferUrls):
     clock: Clock = field(default_factory=Clock)
 
     @property
-    def away(self) -> bool:
-        return 50.0 <= self.clock.now < 1000.0
+    def lost(self) -> str:
+        return "timed out" if 50.0 <= self.clock.now < 1000.0 else ""
 
 
 def test_an_outage_of_the_store_makes_no_agent_late(
     memory: MemoryBroker, tmp_path: Path, clock: Clock
 ) -> None:
-    """However long it lasts; when it ends, each agent has a whole lease to try again."""
+    """However long it lasts. When it ends, each agent is asked again and has a new lease. The
+    coordinator shows meanwhile that it is alive, and takes many heartbeats in a long time for no
+    flood.
+    """
     urls = LostStore("https://store", b"secret", above=1 << 30, clock=clock)
+    published: list[Event] = []
     fleet = MessageLoop(
-        MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(urls=urls), clock=RunClock(clock)
+        MemoryLink(memory, "coordinator"),
+        CARD,
+        tmp_path,
+        Intake(urls=urls),
+        publish=published.append,
+        clock=RunClock(clock),
     )
     fleet.endpoint.announce()
     peers = {name: ScriptedAgent(memory, name) for name in "abc"}
     listen(fleet)
-    folding = Folding()
+    folding, asked = Folding(), list[Task]()
 
     def later() -> None:
         clock.now += 50.0
-        for peer in peers.values():
-            peer.beat("idle")
+        for name in "abc" + "a" * 12:
+            peers[name].beat("train")
+        asked.extend(found for found in peers["a"].heard() if isinstance(found, Task))
 
     send: list[Callable[[], None]] = [
         lambda name=name: peers[name].send(task(name), weights()) for name in "ab"
@@ -224,3 +235,9 @@ def test_an_outage_of_the_store_makes_no_agent_late(
     assert folding.asked == [], "no spare replaced them"
     assert fleet.clock() == 100.0, "more than a lease of 60 s"
     assert not any(agent.suspect for agent in fleet.agents.values())
+    assert len(asked) == 2
+    changes = [event for event in published if isinstance(event, LinkChanged)]
+    assert changes == [LinkChanged("timed out", "store"), LinkChanged("", "store")]
+    during = published[published.index(changes[0]) : published.index(changes[1])]
+    assert sum(isinstance(event, LoopTurned) for event in during) >= 18, "in each of its 18 steps"
+    assert not any(isinstance(event, Rejected) for event in published)

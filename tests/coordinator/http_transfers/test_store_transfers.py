@@ -4,6 +4,7 @@ only if it is what the coordinator permitted.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 from collections.abc import Iterator
@@ -22,11 +23,11 @@ from coordinator.http_transfers import store_thread, stored_updates, stored_weig
 from coordinator.http_transfers.configured_transfers import open_transfers
 from coordinator.http_transfers.object_store import Bucket, ObjectStore, StoreFailure
 from coordinator.http_transfers.store_transfers import StoreTransfers, check_store, parse_bucket
-from coordinator.http_transfers.stored_updates import SMALLEST, STRAY, StoredUpdates
+from coordinator.http_transfers.stored_updates import SMALLEST, STRAY, Expected, StoredUpdates
 from coordinator.http_transfers.stored_weights import StoredWeights
 from coordinator.settings.config import load
 from coordinator.store import run_lock
-from federated.errors import ConfigError
+from federated.errors import ConfigError, EspalierError, LinkError
 from federated.http_transfers import http_client
 from federated.http_transfers.http_client import HttpAccess, HttpTransfer
 from federated.http_transfers.http_download import HttpDownload
@@ -47,6 +48,7 @@ pytestmark = [pytest.mark.slow, needs_store]
 DATA = bytes(range(256)) * (SMALLEST // 256 * 3 + 100)  # three parts and a short one
 DIGEST = hashlib.sha256(DATA).hexdigest()
 PLACE = PurePosixPath("round-000001/0123456789abcdef.update.part")
+OTHER = PurePosixPath("round-000001/fedcba9876543210.update.part")
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +93,13 @@ def end(transfer: HttpTransfer) -> HttpTransfer:
 class Update:
     """The file of an expected update, and its offer."""
 
-    def __init__(self, spool: Path, data: bytes = DATA) -> None:
-        self.manifest, self.path = split(data, 2**18, "t"), spool / PLACE
+    def __init__(self, spool: Path, data: bytes = DATA, place: PurePosixPath = PLACE) -> None:
+        self.manifest, self.path = split(data, 2**18, "t"), spool / place
         self.path.parent.mkdir(exist_ok=True)
         self.path.touch()
 
     def read(self) -> bytes:
         return self.path.read_bytes()
-
-
-def fail(store: ObjectStore, folder: str) -> dict[str, int]:
-    raise StoreFailure("away")
 
 
 def send(grant: messages.Grant, parts: slice = slice(None), data: bytes = DATA) -> HttpTransfer:
@@ -152,18 +150,65 @@ def test_weights_that_the_store_lost_are_stored_again_while_they_are_needed(
 
 
 def test_an_outage_of_the_store_is_noticed_and_ends(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while there is nothing to put there, as long as agents may need it."""
     monkeypatch.setattr(stored_weights, "LOOK", 0.1)
     (tmp_path / f"{DIGEST}.weights").write_bytes(DATA)
-    with closing(StoreTransfers(store, tmp_path, 0, 60)) as transfers:
-        eventually(lambda: transfers.find_weights(DIGEST))
-        assert not transfers.away
-        with monkeypatch.context() as outage:
-            outage.setattr(ObjectStore, "list", fail)
-            eventually(lambda: transfers.away)
-        eventually(lambda: not transfers.away)
+    with closing(Way(endpoint)) as way:
+        store = open_store(way.endpoint, tmp_path)
+        with closing(StoreTransfers(store, tmp_path, 0, 60)) as transfers:
+            eventually(lambda: transfers.find_weights(DIGEST))
+            assert not transfers.lost
+            way.break_down()
+            assert "503" in eventually(lambda: transfers.lost)
+            way.away = False
+            eventually(lambda: not transfers.lost)
+
+
+def test_a_part_that_nobody_can_read_is_no_outage(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is removed, so that its agent sends it again, and other updates are collected."""
+    unreadable, update, read = Update(tmp_path), Update(tmp_path, place=OTHER), ObjectStore.read
+    refusals = iter([True, True])
+
+    def refuse_some(store: ObjectStore, key: str) -> Iterator[bytes]:
+        if str(PLACE) in key and next(refusals, False):
+            raise StoreFailure("AccessDenied")
+        return read(store, key)
+
+    monkeypatch.setattr(ObjectStore, "read", refuse_some)
+    with closing(StoredUpdates(store, tmp_path, 60, is_leading)) as updates:
+        send(updates.grant(PLACE, unreadable.manifest))
+        send(updates.grant(OTHER, update.manifest))
+        eventually(lambda: update.read() == DATA)
+        assert not updates.lost
+
+        def send_missing() -> bool:
+            if parts := (grant := updates.grant(PLACE, unreadable.manifest)).parts:
+                send(grant)
+            return not parts and unreadable.read() == DATA
+
+        eventually(send_missing)
+
+
+def test_a_full_disk_of_the_coordinator_is_no_outage(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update, append, tried = Update(tmp_path), StoredUpdates._append, list[int]()
+
+    def fail_twice(updates: StoredUpdates, one: Expected, number: int) -> bool:
+        tried.append(number)
+        if len(tried) < 3:
+            assert not updates.lost
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return append(updates, one, number)
+
+    monkeypatch.setattr(StoredUpdates, "_append", fail_twice)
+    with closing(StoredUpdates(store, tmp_path, 60, is_leading)) as updates:
+        send(updates.grant(PLACE, update.manifest))
+        eventually(lambda: update.read() == DATA)
 
 
 def test_the_address_of_weights_is_renewed_before_it_expires(
@@ -274,7 +319,7 @@ def test_work_goes_on_when_the_store_is_back(
         with closing(StoredUpdates(store, tmp_path, 60, is_leading)) as updates:
             grant = updates.grant(PLACE, update.manifest)
             way.break_down()
-            eventually(lambda: "503" in caplog.text)
+            eventually(lambda: "503" in updates.lost)
             view = memoryview(DATA)
             pieces = {one.url: view[one.start : one.start + one.size] for one in grant.parts}
             upload = PartUpload(HttpAccess(), pieces, "w1")
@@ -285,11 +330,18 @@ def test_work_goes_on_when_the_store_is_back(
             eventually(lambda: update.read() == DATA)
 
 
-def refuse(settings: dict[str, str], folder: Path) -> str:
+def refuse(settings: dict[str, str], folder: Path, kind: type[EspalierError] = ConfigError) -> str:
     config = load(None, {}, [("name", "r"), *settings.items()])
-    with pytest.raises(ConfigError) as caught, open_transfers(config, folder, print):
+    with pytest.raises(kind) as caught, open_transfers(config, folder, print):
         pass
+    assert type(caught.value) is kind
     return str(caught.value)
+
+
+def test_a_store_that_is_away_at_the_start_may_be_tried_again(tmp_path: Path) -> None:
+    """Its exit code does not tell a service manager to give up."""
+    settings = {"http.store": "s3://fleet", "http.endpoint": "http://127.0.0.1:1"}
+    assert "http.endpoint" in refuse(settings, tmp_path, LinkError)
 
 
 @pytest.mark.parametrize(

@@ -652,6 +652,22 @@ def test_a_silent_agent_is_gone_after_three_missed_heartbeats() -> None:
     assert not machine.round.agents["a"].online
 
 
+def test_a_store_that_returns_renews_the_leases_that_have_not_expired() -> None:
+    machine = Machine(agents="ab").begin("ab", 20.0)
+    machine.leave("b")
+    actions = machine.see(on.TransfersRestored(FIRST_LEASE - 1.0))
+    assert actions == [do.Ask(machine.of("a").task)], "not an absent one"
+    for seconds in (30.0, 29.0):
+        machine.beat("a")
+        machine.wait(seconds)
+    machine.beat("a")
+    assert not machine.of("a").late
+    machine.wait(2.0)
+    assert machine.of("a").late
+    actions = machine.see(on.TransfersRestored(machine.now))
+    assert not actions, "what was late before the outage stays late"
+
+
 # ---- updates -------------------------------------------------------------------------------------
 
 

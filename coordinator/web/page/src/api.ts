@@ -54,6 +54,7 @@ export interface Now {
   reason: string;
   epsilon: number | null;
   broker_lost: string;
+  store_lost: string;
   members: Member[];
   agents: Record<string, number>;
   tasks: Record<string, number>;

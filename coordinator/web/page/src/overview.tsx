@@ -14,6 +14,7 @@ export function describePhase(status: Status): string {
   if (status.state !== "running") return status.state === "over" ? "Finished." : "Stopped.";
   if (!now) return "Starting.";
   if (now.broker_lost) return "Waiting for the broker.";
+  if (now.store_lost) return "Waiting for the store.";
   if (now.phase === "waiting") return `Waiting for ${now.wanted} agents.`;
   if (now.phase === "paused") return `Paused after round ${now.round}.`;
   if (now.phase === "between") return now.round ? `Between rounds, after round ${now.round}.` : "Starting.";
@@ -50,6 +51,12 @@ export function Overview({ status }: { status: Status }) {
           <p class="alert">
             {`The coordinator lost its connection to the broker: ${now.broker_lost}. ` +
               "The run continues when the broker is back."}
+          </p>
+        )}
+        {status.state === "running" && now?.store_lost && (
+          <p class="alert">
+            {`The coordinator cannot reach the store: ${now.store_lost}. ` +
+              "The run continues when the store is back."}
           </p>
         )}
         {(status.silent ?? 0) > SILENT && (

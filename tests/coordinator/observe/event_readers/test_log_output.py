@@ -39,6 +39,8 @@ ENTRY = Entry("pi", "w0.5-d2", "folded", loss=0.25, seconds=1.5)
         ),
         (events.LinkChanged("timed out"), {"event": "broker lost", "levelname": "WARNING"}),
         (events.LinkChanged(""), {"event": "broker returned", "levelname": "INFO"}),
+        (events.LinkChanged("503", "store"), {"event": "store lost", "levelname": "WARNING"}),
+        (events.LinkChanged("", "store"), {"event": "store returned", "levelname": "INFO"}),
         (events.StageFinished("finish", 0.5), {"event": "finish", "seconds": 0.5}),
         (
             events.RunEnded("stopped", "stopped at once"),

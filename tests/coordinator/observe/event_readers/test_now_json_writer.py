@@ -53,4 +53,8 @@ def test_the_condition_of_connected_devices_and_a_lost_broker_are_written(tmp_pa
         found = read_now(tmp_path)
         assert found is not None
         assert found.broker_lost == lost
+        read(events.LinkChanged(lost, "store"))
+        found = read_now(tmp_path)
+        assert found is not None
+        assert found.store_lost == lost
         assert [one.condition for one in found.members] == [hot, Condition()]
