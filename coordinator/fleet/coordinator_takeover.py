@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,10 +16,14 @@ from federated.wire.link import Delivery
 
 __all__ = ["CARD_PATIENCE", "FENCE", "Leadership"]
 
+log = logging.getLogger(__name__)
+
 # seconds after a reconnection for the broker to send the card of a later coordinator
 FENCE = 1.0
 # seconds for the broker to return the run's card to its sender, before it is published again
 CARD_PATIENCE = 10.0
+# times in a row that the broker acknowledges the card and does not return it, until a warning
+UNRETURNED = 2
 
 
 class Leadership:
@@ -35,6 +40,7 @@ class Leadership:
         self._restored = -math.inf  # when that was done last
         self._returned = b""  # the card that the broker returned last
         self._confirm_at = clock() + CARD_PATIENCE  # when to check that it is the present one
+        self._unreturned = 0  # times in a row that it was not, though the broker acknowledged it
 
     def publish(self, card: messages.Run) -> None:
         """Publish a new card."""
@@ -61,15 +67,36 @@ class Leadership:
             self.publish(replace(self._endpoint.card, heartbeat=heartbeat))
         if now >= self._republish_at:
             self._republish_at, self._confirm_at = math.inf, now + CARD_PATIENCE
-            self._restore_at = math.inf
+            # a broker may still send what it retained, and yet deliver nothing new
+            self._returned, self._restore_at = b"", math.inf
             self._endpoint.republish()
         elif now >= self._restore_at and self._republish_at == math.inf:
             self._restore_at, self._restored = math.inf, now
             self._endpoint.republish()
         elif now >= self._confirm_at and self._republish_at == math.inf:
             self._confirm_at = now + CARD_PATIENCE
-            if repeat or self._returned != self._endpoint.announced:
+            returned = self._returned == self._endpoint.announced
+            self._check_delivery(returned)
+            if repeat or not returned:
                 self._endpoint.publish(self._endpoint.card)
+
+    def _check_delivery(self, returned: bool) -> None:
+        """Warn if the broker acknowledges the card again and again, but does not return it. NATS
+        2.9 may deliver nothing to anyone after it was killed, and no client can change that.
+        """
+        link = self._endpoint.link
+        if returned:
+            self._unreturned = 0
+        elif not link.backlog and link.flush(0.0):  # else it may be on its way
+            self._unreturned += 1
+            if self._unreturned == UNRETURNED:
+                log.warning(
+                    "the broker acknowledges messages, but has not returned the run's card to this "
+                    "coordinator for %.0f s: agents may get nothing either. Check it with "
+                    "coordinator doctor --broker ADDRESS. If messages do not arrive, update the "
+                    "broker, or restart it without its stored messages",
+                    UNRETURNED * CARD_PATIENCE,
+                )
 
     def take_card(self, delivery: Delivery) -> None:
         """Compare epochs with the coordinator that published a card of this run.

@@ -180,6 +180,32 @@ def test_a_card_that_was_lost_is_published_again(
     assert read_batch(memory) == CARD.batch + 1
 
 
+@pytest.mark.parametrize("delivers", [True, False])
+def test_a_broker_that_delivers_nothing_after_a_restart_is_named(
+    memory: MemoryBroker,
+    tmp_path: Path,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+    delivers: bool,
+) -> None:
+    """It acknowledges what is published and sends what it had retained, as NATS 2.9 does."""
+    fleet = coordinator(memory, tmp_path, clock, "only", 5)
+    listen(fleet)
+    assert isinstance(fleet.link, MemoryLink)
+    fleet.link.drop()
+    fleet.link.restore()
+    listen(fleet)
+    if not delivers:
+        fleet.link.unsubscribe(topics.run("r"))
+    warned = []
+    for seconds in (FENCE, CARD_PATIENCE, CARD_PATIENCE, CARD_PATIENCE):
+        clock.now += seconds
+        listen(fleet)
+        warned.append("has not returned the run's card" in caplog.text)
+        caplog.clear()
+    assert warned == [False, False, not delivers, False]
+
+
 @pytest.mark.parametrize("by_name_only", [False, True])
 def test_a_card_that_the_broker_returned_is_repeated_only_for_agents_that_it_does_not_reach(
     memory: MemoryBroker,
