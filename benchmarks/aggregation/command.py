@@ -39,8 +39,9 @@ ROOT = Path(__file__).parents[2]
 OURS, FAST, BYTES, COUNTS = (
     f"{__name__}:{name}" for name in ("ours", "ours_fast", "read_bytes", "count_tensors")
 )
-FEW = {"nvflare": 1.4, "flwr": 3.0, "pfl": 1.0, "reading": 0.6}
-MANY = {**FEW, "nvflare": 1.7, "reading": 0.7}
+PEERS = ("fedml", "flwr", "nvflare", "pfl")
+FEW = {**dict.fromkeys(PEERS, 1.4), "reading": 0.6}
+MANY = {**dict.fromkeys(PEERS, 1.7), "flwr": 3.0, "reading": 0.7}
 GOALS = {10: FEW, 50: MANY, 100: MANY}  # least ratio to our time, by number of updates
 THREADS = 2
 COUNTING, FEDFA, PARTITION, SPEEDUP = 2.5, 1 / 2.5, 1 / 1.2, 1.4
@@ -221,7 +222,7 @@ def count_tensors(task: Mapping[str, Any]) -> Callable[[], object]:
     return run
 
 
-@benchmark("aggregation", "coordinator", ("flwr", "nvflare", "pfl"))
+@benchmark("aggregation", "coordinator", PEERS)
 def command(peers: tuple[str, ...], say: Say) -> list[Row]:
     """Compare the speed of aggregation with other projects.
 
@@ -229,6 +230,6 @@ def command(peers: tuple[str, ...], say: Say) -> list[Row]:
     the growth of memory. The first run installs the other projects into the user's cache.
     """
     rows = [row for count in GOALS for row in measure_fedavg(count, peers)]
-    rows += measure_threads(min(GOALS), peers)
+    rows += [row for count in GOALS for row in measure_threads(count, peers)]
     rows.append(measure_streaming(max(GOALS)))
     return [*rows, *measure_methods(), measure_percentile()]
