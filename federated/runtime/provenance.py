@@ -9,9 +9,14 @@ from pathlib import Path
 
 __all__ = ["commit", "versions"]
 
+# what saving a result changes, and with it the documentation: not the code that is measured
+RESULTS = ("benchmarks/results", "docs", "README.md", "SECURITY.md")
+
 
 def commit() -> str:
-    """Return the commit of this checkout, with `+` if files differ from it; empty without one."""
+    """Return the commit of this checkout, with `+` if files other than results and documentation
+    differ from it; empty without one.
+    """
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:
@@ -25,9 +30,9 @@ def commit() -> str:
     try:
         # in the checkout of another project, this file is not tracked
         git("ls-files", "--error-unmatch", Path(__file__).name)
-        return git("rev-parse", "HEAD") + (
-            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-        )
+        others = [":(top)", *(f":(top,exclude){path}" for path in RESULTS)]
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", *others)
+        return git("rev-parse", "HEAD") + "+" * bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return ""
 
