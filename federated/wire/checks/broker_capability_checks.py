@@ -116,7 +116,8 @@ def check_order(place: Place) -> Check:
             "fail",
             f"{len(arrived)} of {MESSAGES} messages on {place.topic} arrive"
             + (f" ({refusal})" if refusal else ""),
-            "check this client's rights, and the broker's limits (queue, rate)",
+            "check this client's rights, and the broker's limits (queue, rate); update NATS 2.9, "
+            "which may deliver none after it was killed",
             5,
         )
     if list(arrived) != words:
