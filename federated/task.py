@@ -193,6 +193,8 @@ class Task:
         0: never.
     slot: topic level that the weights are published under.
     codec: name of the codec for the tensors of the update.
+    weights_codec: name of the codec of the weights, which the profile lists.
+    raw_size: bytes of the weights without a codec; 0: `size`.
     graphs: the training graphs that the work needs, of the submodel without its owner; empty for a
         trainer without the capability `graphs`.
     """
@@ -212,11 +214,18 @@ class Task:
     lease: float = 0.0
     slot: Name = "0"
     codec: Word = "raw"
+    weights_codec: Word = "raw"
+    raw_size: Natural = 0
     graphs: Annotated[tuple[Graph, ...], Meta(max_length=3)] = ()
 
     @cached_property
     def key(self) -> Key:
         return Key(self.agent, self.submodel.name, self.round, self.work)
+
+    @property
+    def decoded_size(self) -> int:
+        """Bytes of the weights without a codec."""
+        return self.raw_size or self.size
 
     @cached_property
     def transfer(self) -> str:
@@ -340,6 +349,7 @@ class Profile:
     board: the hardware.
     labels: labels that the owner gave the device (`--label eu`).
     codecs: names of the codecs with which it can encode updates.
+    weights_codecs: names of the codecs with which it can decode weights.
     capabilities: names of the capabilities of its trainer.
     watts: mean power while it trains, of the machine or, where only processors have counters, of
         these; 0: unknown.
@@ -362,6 +372,7 @@ class Profile:
     board: Board = field(default_factory=Board)
     labels: Annotated[tuple[Word, ...], Meta(max_length=LABELS)] = ()
     codecs: Annotated[tuple[Word, ...], Meta(max_length=MAX_CODECS)] = ("raw",)
+    weights_codecs: Annotated[tuple[Word, ...], Meta(max_length=MAX_CODECS)] = ("raw",)
     capabilities: Annotated[tuple[Word, ...], Meta(max_length=MAX_CAPABILITIES)] = ()
     watts: Watts = 0.0
     devices: Natural = 0

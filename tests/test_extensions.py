@@ -44,6 +44,7 @@ ROOT = Path(__file__).parents[1]
 TOY = dict.fromkeys(MEMBERS, "toy")
 # entry-point group -> files of the catalogue's folder that define no member
 NO_MEMBERS = {
+    "espalier.codecs": {"weights"},
     "espalier.data": {
         *("csv_tables", "custom_arrays", "download_progress", "given_data", "held_out_splits"),
         *("image_folders", "loading", "partition_algorithms", "partitions"),

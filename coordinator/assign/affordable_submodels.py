@@ -16,17 +16,21 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_high, median_low
+from typing import NamedTuple
 
 from coordinator.assign.agent_track_record import Standing, list_active
 from federated.task import Profile, Recipe, Timing, count_parts
 from federated.training.time_prediction import step_seconds
 from federated.wire.codecs.codec import Codec
+from federated.wire.codecs.raw import RAW
 from models.cost import Cost, cost
 from models.submodel import Submodel
 
 __all__ = [
     "MARGIN",
+    "UNENCODED",
     "Bounds",
+    "Codecs",
     "Offer",
     "count_steps",
     "count_traffic",
@@ -45,6 +49,16 @@ MAX_LEAD = 4.0
 # seconds of a training on an agent of unknown speed: long enough for a slow board, and an upper
 # limit of the round only where no other agent was measured
 UNKNOWN = 300.0
+
+
+class Codecs(NamedTuple):
+    """The codecs of an agent's transfers: of the weights that it downloads, and of its updates."""
+
+    weights: Codec
+    updates: Codec
+
+
+UNENCODED = Codecs(RAW, RAW)
 
 
 @dataclass(frozen=True)
@@ -92,13 +106,13 @@ def make_offers(
     menu: Sequence[Submodel],
     recipe: Recipe,
     share: float,
-    codec: Codec,
+    codecs: Codecs,
     standing: Standing | None = None,
 ) -> list[Offer]:
     """Return the cost of each submodel of the menu on an agent.
 
     share: fraction of its memory that training may use.
-    codec: of its updates.
+    codecs: of its transfers.
     standing: what earlier rounds have shown; None: nothing.
     """
     known = standing or Standing()
@@ -107,7 +121,7 @@ def make_offers(
     timings, made = find_timings(profile, known), []
     for submodel in menu:
         needs = cost(submodel, recipe.batch)
-        transfer = count_traffic(needs, codec) / rate if rate > 0 else 0.0
+        transfer = count_traffic(needs, codecs) / rate if rate > 0 else 0.0
         step = known.step * step_seconds(timings, submodel.unowned, recipe.batch)
         training = steps * step + known.step * known.extra if timings else UNKNOWN
         memory = math.ceil(known.memory * needs.memory)
@@ -134,9 +148,9 @@ def find_timings(profile: Profile, standing: Standing) -> tuple[Timing, ...]:
     return profile.timings or standing.timings
 
 
-def count_traffic(needs: Cost, codec: Codec) -> int:
-    """Return the bytes that a training transfers: raw weights down, an encoded update up."""
-    return needs.bytes + codec.size(needs.bytes // 4)
+def count_traffic(needs: Cost, codecs: Codecs) -> int:
+    """Return the bytes that a training transfers: weights down, an update up."""
+    return sum(codec.size(needs.bytes // 4) for codec in codecs)
 
 
 def find_barrier(offer: Offer, menu: Sequence[Offer], standing: Standing) -> str:

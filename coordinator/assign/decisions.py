@@ -9,6 +9,7 @@ from functools import partial
 
 from coordinator.assign.affordable_submodels import (
     Bounds,
+    Codecs,
     Offer,
     find_affordable,
     find_bounds,
@@ -28,6 +29,7 @@ from federated.runtime.unit_formatting import human_seconds, megabytes
 from federated.task import Profile, Recipe
 from federated.wire.codecs.catalogue import find_codec
 from federated.wire.codecs.raw import RAW
+from federated.wire.codecs.weights import choose_weights_codec
 from models.cost import cost
 from models.submodel import Submodel
 
@@ -126,7 +128,7 @@ def decide(
         key = c.name, codec, standing is c.standing
         inputs = c.profile, c.missing, standing, menu, recipe, settings.memory
         return last.offers.get(
-            key, inputs, lambda: predict_offers(c, menu, recipe, settings.memory, codec, standing)
+            key, inputs, lambda: predict_offers(c, menu, recipe, config, codec, standing)
         )
 
     def judge(index: int, c: Candidate, offers: tuple[Offer, ...], codec: str) -> Verdict:
@@ -174,14 +176,17 @@ def predict_offers(
     candidate: Candidate,
     menu: Sequence[Submodel],
     recipe: Recipe,
-    share: float,
+    config: Config,
     codec: str,
     standing: Standing,
 ) -> tuple[Offer, ...]:
     """Return the cost of each submodel of the menu, and what the candidate needs for it and does
-    not have. standing: from which to predict.
+    not have. codec: of its updates. standing: from which to predict.
     """
-    offers = make_offers(candidate.profile, menu, recipe, share, find_codec(codec), standing)
+    profile, share = candidate.profile, config.assign.memory
+    weights = choose_weights_codec(config.wire.weights_codec, profile.weights_codecs)
+    codecs = Codecs(find_codec(weights), find_codec(codec))
+    offers = make_offers(profile, menu, recipe, share, codecs, standing)
     missing = candidate.missing
     if not missing:
         return tuple(offers)

@@ -24,6 +24,13 @@ from federated.method import Method, State
 from federated.task import Recipe, Task, Update, Work
 from federated.wire import tensors
 from federated.wire.codecs.codec import Tensors
+from federated.wire.codecs.raw import RAW
+from federated.wire.codecs.weights import (
+    decode_arrays,
+    encode_weights,
+    pack_weights,
+    restore_weights,
+)
 from models.slicing import Plan
 from models.submodel import Submodel
 
@@ -70,6 +77,11 @@ def select_statistics(state: State, submodel: Submodel) -> dict[str, torch.Tenso
     }
 
 
+def read_arrays(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    """Return tensors as arrays that share their memory."""
+    return {name: value.numpy() for name, value in tensors.items()}
+
+
 @dataclass(eq=False)
 class Parcel:
     """One submodel of a state, for all agents that train it.
@@ -94,9 +106,13 @@ class Parcel:
 
     @cached_property
     def norms(self) -> dict[str, float]:
-        """L2 norm of each tensor that an agent receives, by local name."""
-        squares = sum_squares_each({name: value.numpy() for name, value in self.cut().items()})
+        """L2 norm of each tensor that an agent receives, by local name, before it is encoded."""
+        squares = sum_squares_each(read_arrays(self.cut()))
         return {name: math.sqrt(square) for name, square in squares.items()}
+
+    def decode(self, codec: str) -> Tensors:
+        """Return the tensors as an agent decodes them, by local name."""
+        return decode_arrays(encode_weights(read_arrays(self.cut()), codec), codec)
 
 
 class Shipment:
@@ -125,15 +141,16 @@ class Shipment:
         # Nothing here refers to the shipment itself: a cycle would keep the weights of rounds that
         # are over in memory until the garbage collector finds it.
         self._parcels: dict[Submodel, Parcel] = {}
-        self._published: dict[Submodel, PublishedWeights] = {}
+        self._published: dict[tuple[Submodel, str], tuple[PublishedWeights, int]] = {}
         self._cut = lru_cache(CACHED)(Parcel.cut)
+        self._decode = lru_cache(CACHED)(Parcel.decode)
 
     @staticmethod
-    def version(state: State) -> str:
-        """Return the version of a state's weights. `publish` adds `s` if statistics are included,
-        `p` if tensors that only training needs are left out.
+    def version(state: State, codec: str = RAW.name, kind: str = "") -> str:
+        """Return the version of a state's weights. kind: `s` if statistics are included, `p` if
+        tensors that only training needs are left out.
         """
-        return f"r{state.round}"
+        return f"r{state.round}{name_variant(codec, kind)}"
 
     def parcel(self, submodel: Submodel) -> Parcel:
         """Return the parcel of a submodel, which is made only once."""
@@ -146,17 +163,34 @@ class Shipment:
         """Return the tensors of a submodel, by local name."""
         return self._cut(self.parcel(submodel))
 
-    def received(self, submodel: Submodel) -> Tensors:
-        """Return the tensors of a submodel as an agent that trains it receives them."""
-        return {name: value.numpy() for name, value in self.cut(submodel).items()}
+    def received(self, submodel: Submodel, codec: str) -> Tensors:
+        """Return the tensors of a submodel as an agent that trains it decodes them."""
+        if codec == RAW.name:
+            return read_arrays(self.cut(submodel))
+        return self._decode(self.parcel(submodel), codec)
+
+    def restore(self, update: Update, codec: str) -> Update:
+        """Return an update as if its agent had received the weights without this codec."""
+        if codec == RAW.name:
+            return update
+        exact, received = (self.received(update.submodel, one) for one in (RAW.name, codec))
+        return replace(update, tensors=restore_weights(update.tensors, received, exact))
 
     def task(
-        self, agent: str, submodel: Submodel, recipe: Recipe, deadline: float, *, round: int
+        self,
+        agent: str,
+        submodel: Submodel,
+        recipe: Recipe,
+        deadline: float,
+        *,
+        round: int,
+        codec: str = RAW.name,
     ) -> Task:
         """Return the task of an agent, without `since`, and with updates that are not encoded.
-        Publish the weights unless they are already published.
+        Publish the weights unless they are already published. codec: of the weights.
         """
-        sent, fleet = self.publish(submodel), self.fleet
+        fleet = self.fleet
+        sent, raw_size = self.publish(submodel, codec)
         return Task(
             fleet.run.run,
             round,
@@ -170,26 +204,41 @@ class Shipment:
             recipe,
             deadline,
             slot=sent.slot,
+            weights_codec=codec,
+            raw_size=raw_size,
         )
 
-    def find_published(self, submodel: Submodel) -> PublishedWeights | None:
+    def find_published(self, submodel: Submodel, codec: str) -> PublishedWeights | None:
         """Return the published weights of a submodel; None if it was not published."""
-        return self._published.get(submodel)
-
-    def publish(self, submodel: Submodel) -> PublishedWeights:
-        """Return the published weights of a submodel. Encode and publish them on the first call."""
-        if submodel in self._published:
-            return self._published[submodel]
-        local = self.cut(submodel)
-        # tensors with "/" in their name are for training only
-        own = {
-            name: value for name, value in local.items() if self.work == "train" or "/" not in name
-        }
-        kind = "s" if self.calibrated else "p" if len(own) < len(local) else ""
-        version, slot = self.version(self.state) + kind, f"r{self.state.round % SLOTS}{kind}"
-        if self.calibrated:
-            own |= select_statistics(self.state, submodel)
-        pieces = tensors.pieces({"version": version, "submodel": submodel.name}, own)
-        sent = self.fleet.endpoint.slots.put(version, submodel.name, pieces, slot)
-        self._published[submodel] = sent
+        sent, _ = self._published.get((submodel, codec), (None, 0))
         return sent
+
+    def publish(self, submodel: Submodel, codec: str) -> tuple[PublishedWeights, int]:
+        """Return the published weights of a submodel, and their bytes without a codec. Encode and
+        publish them on the first call.
+        """
+        key = submodel, codec
+        if key not in self._published:
+            local = self.cut(submodel)
+            # tensors with "/" in their name are for training only
+            own = {
+                name: value
+                for name, value in local.items()
+                if self.work == "train" or "/" not in name
+            }
+            kind = "s" if self.calibrated else "p" if len(own) < len(local) else ""
+            version = self.version(self.state, codec, kind)
+            slot = f"r{self.state.round % SLOTS}{name_variant(codec, kind)}"
+            if self.calibrated:
+                own |= select_statistics(self.state, submodel)
+            arrays, meta = read_arrays(own), {"version": version, "submodel": submodel.name}
+            pieces = pack_weights(meta, encode_weights(arrays, codec), codec)
+            sent = self.fleet.endpoint.slots.put(version, submodel.name, pieces, slot)
+            raw_size = sum(map(len, tensors.pieces(meta, arrays)))
+            self._published[key] = sent, raw_size
+        return self._published[key]
+
+
+def name_variant(codec: str, kind: str) -> str:
+    """Return the end of a version's name, which tells apart several weights of one state."""
+    return kind if codec == RAW.name else f"{kind}-{codec}"

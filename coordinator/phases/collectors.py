@@ -20,6 +20,7 @@ from federated.engine.aggregate import Total, fold, mean
 from federated.engine.update_contributions import Part
 from federated.task import Card, Task, Update
 from federated.wire.codecs.codec import Tensors
+from federated.wire.codecs.raw import RAW
 from models.slicing import corner
 from models.submodel import Submodel
 
@@ -109,13 +110,19 @@ class LateUpdates(Collector):
         self._rebuild = lru_cache(CACHED)(lambda number: rebuild_shipment(run, number))
 
     def received(self, task: Task) -> Tensors:
-        return self._rebuild(task.round).received(task.submodel)
+        return self._rebuild(task.round).received(task.submodel, task.weights_codec)
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
         check_update(self.run, self._rebuild(task.round), task, update, elapsed)
 
     def accept(self, task: Task, examined: Examined, elapsed: float) -> None:
         accept_update(self.run, task, examined, elapsed)
+
+    def restore(self, task: Task, update: Update) -> Update:
+        """Return a checked update as if its agent had received the weights without a codec."""
+        if task.weights_codec == RAW.name:
+            return update
+        return self._rebuild(task.round).restore(update, task.weights_codec)
 
     def fold(self, state: TaskState, update: Update) -> None:
         raise AssertionError("late updates are folded in the next training")
@@ -135,7 +142,8 @@ def check_update(
     shipment: the weights that the agent received.
     elapsed: see `Collector.check`.
     """
-    examined = examine(update, make_check(run, shipment, task), shipment.received(task.submodel))
+    received = shipment.received(task.submodel, task.weights_codec)
+    examined = examine(update, make_check(run, shipment, task), received)
     accept_update(run, task, examined, elapsed)
 
 
@@ -149,4 +157,12 @@ def accept_update(run: RunContext, task: Task, examined: Examined, elapsed: floa
 def make_check(run: RunContext, shipment: Shipment, task: Task, weights: str = "") -> TensorCheck:
     """Return how to check the tensors of a task's update. weights: see `TensorCheck`."""
     sent, limit = shipment.parcel(task.submodel), limit_size(task)
-    return TensorCheck(task.codec, limit, sent.shapes, sent.norms, run.defences.measures, weights)
+    return TensorCheck(
+        task.codec,
+        limit,
+        sent.shapes,
+        sent.norms,
+        run.defences.measures,
+        weights,
+        task.weights_codec,
+    )

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from coordinator.assign import affordable_submodels
+from coordinator.assign.affordable_submodels import Codecs
 from coordinator.fleet.submodel_shipment import STATS, Shipment, select_statistics
 from coordinator.observe.fleet_scores import list_networks, make_score, score_devices
 from coordinator.observe.round_records import Score
@@ -38,6 +39,7 @@ from federated.system.memory_allocation import return_free_memory
 from federated.task import Recipe, Work
 from federated.training.evaluation_passes import evaluate as evaluate_locally
 from federated.training.training_inputs import TrainingSet
+from federated.wire.codecs.catalogue import find_codec
 from federated.wire.codecs.raw import RAW
 from models.cost import cost
 from models.layers.batch_norm import calibrate
@@ -259,8 +261,9 @@ class Evaluator:
                 if agent.profile is not None:
                     # without timings, predictions start from measured rounds
                     known = None if agent.profile.timings else history.standings.get(agent.name)
+                    weights = find_codec(self.run.choose_weights_codec(agent.name))
                     offer = affordable_submodels.make_offers(
-                        agent.profile, [submodel], recipe, 1.0, RAW, known
+                        agent.profile, [submodel], recipe, 1.0, Codecs(weights, RAW), known
                     )[0]
                     seconds[agent.name] = seconds.get(agent.name, 0.0) + offer.seconds
         waited = {a.name: seconds.get(a.name, 0.0) for a, _, _, probe in chosen if not probe}
@@ -269,7 +272,10 @@ class Evaluator:
         limit = limit_phase(config.fleet.deadline, self.run.patience, slowest, typical)
         planned = []
         for agent, submodel, recipe, probe in chosen:
-            task = shipment.task(agent.name, submodel, recipe, limit, round=state.round)
+            codec = self.run.choose_weights_codec(agent.name)
+            task = shipment.task(
+                agent.name, submodel, recipe, limit, round=state.round, codec=codec
+            )
             task = replace(task, since=history.folded.get(agent.name, 0))
             task = self.run.complete_task(task)
             planned.append(Planned(task, seconds.get(agent.name, 0.0), probe))

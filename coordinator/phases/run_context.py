@@ -21,6 +21,7 @@ from coordinator.trust.update_checks import find_card
 from federated.method import Method
 from federated.task import Card, Recipe, Task
 from federated.trainer_capabilities import GRAPHS
+from federated.wire.codecs.weights import choose_weights_codec
 from models.submodel import Submodel
 
 __all__ = ["ENDLESS", "MIN_LIMIT", "PATIENCE", "RunContext", "limit_phase"]
@@ -104,6 +105,12 @@ class RunContext:
         """Return a task with the training graphs that its agent needs."""
         agent = self.fleet.agents.get(task.agent)
         return self.graphs.complete(task, agent.profile) if agent is not None else task
+
+    def choose_weights_codec(self, agent: str) -> str:
+        """Return the codec of the weights that an agent downloads."""
+        profile = self.fleet.agents[agent].profile
+        known = profile.weights_codecs if profile is not None else ()
+        return choose_weights_codec(self.config.wire.weights_codec, known)
 
     def find_card(self, agent: str) -> Card | None:
         """Return an agent's present description of its data; None if it has sent none."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.assign.affordable_submodels import count_traffic, find_timings
+from coordinator.assign.affordable_submodels import Codecs, count_traffic, find_timings
 from coordinator.assign.agent_track_record import (
     Observed,
     Standing,
@@ -21,7 +21,7 @@ from coordinator.assign.agent_track_record import (
 from coordinator.assign.decisions import Verdict
 from coordinator.observe.round_records import Entry
 from coordinator.round.task_state import TaskState
-from federated.task import Profile, Timing, Update
+from federated.task import Profile, Task, Timing, Update
 from federated.training.time_prediction import step_seconds
 from federated.wire.codecs.catalogue import find_loaded_codec
 from models.cost import cost
@@ -75,7 +75,7 @@ def learn_from_update(
             step_seconds(timings, submodel, batch),
             what.memory,
             state.seconds,
-            count_traffic(what, find_loaded_codec(state.task.codec)),
+            count_traffic(what, find_codecs(state.task)),
             update.steps,
             read_number(update.notes, "step"),
             read_number(update.notes, "seconds"),
@@ -85,6 +85,11 @@ def learn_from_update(
         if not profile.timings and seen.step:
             standing = record_timing(standing, Timing(submodel, batch, seen.step))
     return record_in_time(standing, list_smaller(verdict, submodel.name))
+
+
+def find_codecs(task: Task) -> Codecs:
+    """Return the codecs of a task's transfers."""
+    return Codecs(find_loaded_codec(task.weights_codec), find_loaded_codec(task.codec))
 
 
 def list_smaller(verdict: Verdict, name: str) -> list[str]:

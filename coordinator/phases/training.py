@@ -49,7 +49,9 @@ from federated.engine.update_part_files import PartStore
 from federated.errors import ConfigError
 from federated.method import State
 from federated.task import Recipe, Task, Update
+from federated.wire.codecs.catalogue import find_codec
 from federated.wire.codecs.codec import Tensors
+from federated.wire.codecs.raw import RAW
 from models.submodel import Submodel
 from models.submodel_building import shapes
 
@@ -127,7 +129,12 @@ class Training(Collector):
         run, plan, verdict = self.run, self.plan, self.plan.verdicts[agent]
         rounds = 1 if run.past is None else 1 + run.past.staleness  # that may accept the update
         task = self.shipment.task(
-            agent, submodel, self._recipe(submodel), rounds * plan.limit, round=plan.round
+            agent,
+            submodel,
+            self._recipe(submodel),
+            rounds * plan.limit,
+            round=plan.round,
+            codec=run.choose_weights_codec(agent),
         )
         since = self._find_last_accepted(agent)
         task = replace(task, attempt=plan.attempt, since=since, codec=verdict.codec)
@@ -186,7 +193,9 @@ class Training(Collector):
 
     def received(self, task: Task) -> Tensors:
         late = task.round != self.plan.round
-        return self._late.received(task) if late else self.shipment.received(task.submodel)
+        if late:
+            return self._late.received(task)
+        return self.shipment.received(task.submodel, task.weights_codec)
 
     def check(self, task: Task, update: Update, elapsed: float) -> None:
         if task.round != self.plan.round:
@@ -195,7 +204,7 @@ class Training(Collector):
             check_update(self.run, self.shipment, task, update, elapsed)
 
     def describe_check(self, task: Task) -> TensorCheck | None:
-        sent = self.shipment.find_published(task.submodel)
+        sent = self.shipment.find_published(task.submodel, task.weights_codec)
         if task.round != self.plan.round or sent is None:
             return None  # the weights that the agent received may be gone
         return make_check(self.run, self.shipment, task, str(sent.path))
@@ -206,7 +215,8 @@ class Training(Collector):
     def fold(self, state: TaskState, update: Update) -> None:
         run, agent = self.run, update.agent
         with time_stage(run.publish, "fold"):
-            counted = limit_claims(update, self._recipe(update.submodel), self.plan.most_examples)
+            exact = self._restore(state.task, update)
+            counted = limit_claims(exact, self._recipe(update.submodel), self.plan.most_examples)
             plan, key = self.shipment.parcel(update.submodel).plan, (agent, update.round)
             parts = run.method.parts(self.state, plan, to_torch(counted))
             try:
@@ -218,6 +228,12 @@ class Training(Collector):
         standing, tallies = self._learn(state, update), dict(update.notes.get("tallies", {}))
         self._record(Folded(entry, update.submodel.plain, standing, tallies), update.round)
         run.publish(UpdateFolded(entry))
+
+    def _restore(self, task: Task, update: Update) -> Update:
+        """Return an update as if its agent had received the weights without a codec."""
+        if task.round != self.plan.round:
+            return self._late.restore(task, update)
+        return self.shipment.restore(update, task.weights_codec)
 
     def settle(self) -> None:
         if isinstance(self.total, Total):
@@ -383,7 +399,9 @@ def measure_reserve(run: RunContext, shipment: Shipment) -> int:
         submodel.plain: sum(math.prod(shape) for shape in shapes(submodel).values())
         for submodel in run.menu
     }
-    needed = 2 * measure_growth(run, shipment) + 4 * sum(menu.values()) + MARGIN
+    # raw, and encoded for the agents that can decode them
+    each = sum(find_codec(name).size(1) for name in {RAW.name, run.config.wire.weights_codec})
+    needed = 2 * measure_growth(run, shipment) + each * sum(menu.values()) + MARGIN
     return max(0, needed - run.store.journal.size)
 
 

@@ -37,7 +37,7 @@ def limit_size(task: Task) -> int:
     list may be longer than the rest of the header.
     """
     labels = task.submodel.network.outputs if task.recipe.labels else 0
-    return task.size + HEADER + LABEL * labels
+    return task.decoded_size + HEADER + LABEL * labels
 
 
 class Collector(Protocol):

@@ -15,9 +15,10 @@ class TensorCheck(Struct, frozen=True):
     codec: name of the updates' codec.
     limit: most bytes of an update, decompressed.
     shapes: of the tensors, by local name.
-    norms: L2 norm of each tensor that the agent received, by local name.
+    norms: L2 norm of each tensor that the agent received, by local name, before it was encoded.
     measured: whether to measure how far the update moved from those tensors.
     weights: file of those tensors; empty: this process has them.
+    weights_codec: name of the codec of that file.
     """
 
     codec: str
@@ -26,6 +27,7 @@ class TensorCheck(Struct, frozen=True):
     norms: dict[str, float]
     measured: bool
     weights: str = ""
+    weights_codec: str = "raw"
 
 
 class Examined(Struct, frozen=True):

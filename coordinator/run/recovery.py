@@ -72,7 +72,7 @@ def resume_round(
 
 def load_codecs(base: Base, events: Sequence[RoundEvent]) -> None:
     """Load the codecs of all tasks in a journal, which may be others than the configuration names
-    now: updates of these tasks are encoded with them. Raises StoreError.
+    now: updates and weights of these tasks are encoded with them. Raises StoreError.
     """
     tasks = [one.task for one in base.round.tasks.values()]
     for event in events:
@@ -80,12 +80,14 @@ def load_codecs(base: Base, events: Sequence[RoundEvent]) -> None:
             tasks += [planned.task for planned in event.tasks]
         elif isinstance(event, TaskAdded):
             tasks.append(event.planned.task)
-    for name in {task.codec for task in tasks}:
+    codecs = [(task.codec, "updates") for task in tasks]
+    codecs += [(task.weights_codec, "weights") for task in tasks]
+    for name, what in sorted(set(codecs)):
         try:
             find_codec(name)
         except (ConfigError, MissingExtra, Unknown) as error:
             raise StoreError(
-                f"the round in progress has updates encoded with the codec '{name}', and {error}; "
+                f"the round in progress has {what} encoded with the codec '{name}', and {error}; "
                 "resume where that codec is installed"
             ) from error
 
@@ -164,7 +166,12 @@ def publish_again(run: RunContext, training: Training | None) -> Training | None
             shipment = earlier(task.round)
         if shipment is None or task.digest != (
             shipment.task(
-                task.agent, task.submodel, task.recipe, task.deadline, round=task.round
+                task.agent,
+                task.submodel,
+                task.recipe,
+                task.deadline,
+                round=task.round,
+                codec=task.weights_codec,
             ).digest
         ):
             log.warning(

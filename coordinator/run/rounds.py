@@ -336,7 +336,12 @@ def evaluate_round(
 def withdraw_weights(run: RunContext, state: State) -> None:
     """Withdraw published weights that no open task needs."""
     run.fleet.endpoint.slots.clear(
-        keep={GRAPHS, Shipment.version(state), *(late.task.version for late in run.fleet.late)}
+        keep={
+            GRAPHS,
+            Shipment.version(state),
+            Shipment.version(state, run.config.wire.weights_codec),
+            *(late.task.version for late in run.fleet.late),
+        }
     )
 
 

@@ -12,6 +12,7 @@ from msgspec import Meta, field
 
 from federated.defaults import DATASET, MEMORY_FRACTION, MODEL
 from federated.settings_validation import Natural, Record
+from federated.wire.field_types import WeightsCodec
 
 __all__ = [
     "AGENTS",
@@ -307,10 +308,18 @@ class Wire(Record, frozen=True):
         ),
     ] = ""
 
+    weights_codec: Annotated[
+        WeightsCodec,
+        Meta(
+            description="Codec of the weights that devices download; one that cannot decode it "
+            "gets them without a codec."
+        ),
+    ] = "raw"
+
     @property
     def codecs(self) -> tuple[str, ...]:
         """The codecs of the run."""
-        return (self.codec, self.slow_codec) if self.slow_codec else (self.codec,)
+        return tuple(filter(None, (self.codec, self.slow_codec, self.weights_codec)))
 
 
 class Observe(Record, frozen=True):

@@ -36,6 +36,7 @@ from federated.system.child_processes import block_interrupts
 from federated.task import MAX_CODECS, Card, Profile, Task, Timing
 from federated.wire import envelope, messages, topics
 from federated.wire.codecs.catalogue import codec_names
+from federated.wire.codecs.weights import list_weights_codecs
 from federated.wire.link import CHUNK, Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.cost import cost
@@ -239,6 +240,7 @@ class Devices:
             timings,
             survey,
             codecs=codec_names()[:MAX_CODECS],
+            weights_codecs=list_weights_codecs(),
             capabilities=tuple(sorted(self._trainer.capabilities)),
             watts=pick_value(watts, index, self.source.agents),
             protocol=envelope.PROTOCOL,

@@ -31,9 +31,10 @@ from coordinator.update_workers.worker_messages import (
 from federated.errors import Malformed, Refused, WireError
 from federated.system.disk_sync import sync
 from federated.system.file_mapping import map_file
-from federated.wire import envelope, messages, tensors, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.codecs.catalogue import find_codec
 from federated.wire.codecs.codec import Tensors, decode_update
+from federated.wire.codecs.weights import decode_weights
 from federated.wire.link import Delivery, Link
 from federated.wire.partial_file import PartialFile
 
@@ -232,7 +233,7 @@ def examine_file(number: int, path: Path, check: TensorCheck | None) -> Whole:
     if check is None:
         return Whole(number)
     try:
-        received = read_weights(check.weights)
+        received = read_weights(check.weights, check.weights_codec, check.limit)
     except (OSError, ValueError, WireError) as error:
         log.warning("cannot read %s: %s; the coordinator checks the update", check.weights, error)
         return Whole(number)
@@ -248,6 +249,6 @@ def examine_file(number: int, path: Path, check: TensorCheck | None) -> Whole:
 
 
 @lru_cache(CACHED)
-def read_weights(path: str) -> Tensors:
-    """Return the tensors in a file, as views of it."""
-    return tensors.decode(map_file(Path(path)))[1]
+def read_weights(path: str, codec: str, most: int) -> Tensors:
+    """Return the weights in a file, as views of it if they are not encoded."""
+    return decode_weights(map_file(Path(path)), codec, most)

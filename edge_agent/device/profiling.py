@@ -27,6 +27,7 @@ from federated.runtime.provenance import versions
 from federated.task import MAX_CAPABILITIES, MAX_CODECS, MOST_WATTS, Board, Card, Profile, Timing
 from federated.wire import envelope
 from federated.wire.codecs.catalogue import codec_names
+from federated.wire.codecs.weights import list_weights_codecs
 from federated.wire.messages import Run
 from models.submodel import Submodel
 
@@ -73,6 +74,7 @@ def describe_device(agent: str, data: Card, limits: Limits, trainer: Trainer) ->
         timings=(),
         board=board,
         codecs=codec_names()[:MAX_CODECS],
+        weights_codecs=list_weights_codecs(),
         capabilities=tuple(sorted(trainer.capabilities))[:MAX_CAPABILITIES],
         protocol=envelope.PROTOCOL,
         software=f"edge-agent {versions([NAME])[NAME]}".rstrip(),

@@ -41,7 +41,7 @@ from federated.training.training_inputs import (
     TrainingData,
     TrainingSet,
 )
-from federated.wire import tensors as blobs
+from federated.wire.codecs.weights import decode_weights
 
 __all__ = ["carry_out", "perform"]
 
@@ -68,7 +68,7 @@ def carry_out(
         )
     kept = result.parent / state_between_rounds.FOLDER
     known = state_between_rounds.read(kept, task.since, _list_corners(task, trainer))
-    received = blobs.decode(map_file(weights))[1]
+    received = decode_weights(map_file(weights), task.weights_codec, task.decoded_size)
     update, memory = perform(trainer, task, received, data, known, execution)
     if task.work == "train":
         update = replace(update, notes={**update.notes, **execution.effort()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -28,6 +28,7 @@ __all__ = [
     "Url",
     "VersionName",
     "VersionOrNone",
+    "WeightsCodec",
     "Word",
 ]
 
@@ -47,6 +48,8 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 # that of a store contains a signature and a session's token
 Url = Annotated[str, Meta(max_length=4096)]
+# codecs whose error is small beside a weight, not only beside its change
+WeightsCodec = Literal["raw", "fp16", "fp16-zstd"]
 Word = Annotated[str, Meta(max_length=128)]
 Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]  # excludes infinity and NaN

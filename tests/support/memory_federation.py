@@ -33,9 +33,10 @@ from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer, uses_graphs
 from federated.task import Profile, Task, Timing, Update
 from federated.training.training_inputs import Execution
-from federated.wire import envelope, messages, tensors, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.codecs.catalogue import CODECS, find_loaded_codec
 from federated.wire.codecs.codec import decode_update, encode_update
+from federated.wire.codecs.weights import decode_weights, list_weights_codecs
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -65,7 +66,7 @@ class Here:
             execution = Execution(stop=self.stop)
             loss = carry_out(self.trainer, task, weights, result, self.data, execution)
             codec = find_loaded_codec(task.codec)
-            received = tensors.decode(weights.read_bytes())[1]
+            received = decode_weights(weights.read_bytes(), task.weights_codec, task.decoded_size)
             update = decode_update(result.read_bytes(), codec, sys.maxsize, received)
             result.write_bytes(b"".join(encode_update(self.change(update), codec, received)))
         except Exception as error:  # any error in training is a failure of the task
@@ -91,6 +92,7 @@ class Member:
     uplink: bytes per second that its profile claims.
     pause: returns the reason why it does not work.
     codecs: codecs that it claims to have.
+    weights_codecs: those with which it claims to decode weights.
     trainer: library to train with.
     """
 
@@ -102,6 +104,7 @@ class Member:
     change: Callable[[Update], Update] = lambda update: update
     pause: Callable[[], str] = lambda: ""
     codecs: tuple[str, ...] = tuple(CODECS)
+    weights_codecs: tuple[str, ...] = field(default_factory=list_weights_codecs)
     trainer: Trainer = PYTORCH
     participant: AgentEventLoop | None = None
     error: BaseException | None = None
@@ -127,6 +130,7 @@ class Member:
             data=self.data.card(),
             timings=timings,
             codecs=self.codecs,
+            weights_codecs=self.weights_codecs,
             protocol=envelope.PROTOCOL,
             **facts,
         )

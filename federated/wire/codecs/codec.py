@@ -1,8 +1,8 @@
 """Define the record of a codec, which encodes the tensors of trained updates, and encode an update
 with one: its fields as a header, and its tensors.
 
-Weights for devices, batch norm statistics and scores are sent without a codec: an error in weights
-would be in every update of the round.
+Batch norm statistics and scores are sent without a codec. Weights for devices have few codecs of
+their own (`federated.wire.codecs.weights`): an error in weights is in every update of the round.
 
 A lossy codec should encode changes: of each weight, its trained minus its received value. The error
 is then relative to what training changed, which is small beside the weights.

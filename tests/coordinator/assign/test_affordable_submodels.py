@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from coordinator.assign.affordable_submodels import (
+    UNENCODED,
     Bounds,
+    Codecs,
     find_affordable,
     find_bounds,
     make_offers,
@@ -60,35 +62,39 @@ def test_the_time_of_a_step_is_predicted_from_small_submodels() -> None:
 
 
 def test_a_round_takes_its_steps_and_transfers() -> None:
-    offer = make_offers(profile(uplink=1e6), [TIMED[0]], RECIPE, 0.6, RAW)[0]
+    offer = make_offers(profile(uplink=1e6), [TIMED[0]], RECIPE, 0.6, UNENCODED)[0]
     assert offer.step == law(TIMED[0])
     assert offer.seconds == pytest.approx(2 * 10 * law(TIMED[0]) + 2 * cost(TIMED[0]).bytes / 1e6)
 
 
-def test_a_codec_shortens_only_the_upload() -> None:
-    """Four bytes of each weight down and two up, at 1 MB/s."""
+@pytest.mark.parametrize("codecs", [Codecs(RAW, FP16), Codecs(FP16, RAW)])
+def test_a_codec_shortens_only_its_transfer(codecs: Codecs) -> None:
+    """Four bytes of each weight one way and two the other, at 1 MB/s."""
     raw, half = (
-        make_offers(profile(uplink=1e6), [TIMED[0]], RECIPE, 0.6, one)[0] for one in (RAW, FP16)
+        make_offers(profile(uplink=1e6), [TIMED[0]], RECIPE, 0.6, one)[0]
+        for one in (UNENCODED, codecs)
     )
     assert raw.seconds - half.seconds == pytest.approx(2 * cost(TIMED[0]).parameters / 1e6)
 
 
 def test_slower_devices_get_smaller_submodels() -> None:
-    fleet = [make_offers(profile(speed), MENU, RECIPE, 0.6, RAW) for speed in (1.0, 0.7, 0.5, 0.2)]
+    fleet = [
+        make_offers(profile(speed), MENU, RECIPE, 0.6, UNENCODED) for speed in (1.0, 0.7, 0.5, 0.2)
+    ]
     allowed = find_bounds(fleet, RECIPE, 1.15, 0)
     largest = [find_affordable(menu, allowed)[-1] for menu in fleet]
     sizes = [cost(s).parameters for s in largest]
     assert largest[0] == MENU[-1]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) >= 3
-    equal = [make_offers(profile(1.0), MENU, RECIPE, 0.6, RAW) for _ in range(4)]
+    equal = [make_offers(profile(1.0), MENU, RECIPE, 0.6, UNENCODED) for _ in range(4)]
     assert {find_affordable(menu, find_bounds(equal, RECIPE, 1.15, 0))[-1] for menu in equal} == {
         MENU[-1]
     }
 
 
 def test_a_deadline_counts_the_whole_round() -> None:
-    menu = make_offers(profile(), MENU, RECIPE, 0.6, RAW)
+    menu = make_offers(profile(), MENU, RECIPE, 0.6, UNENCODED)
     limit = menu[4].seconds
     assert find_bounds([menu], RECIPE, 1.15, limit) == Bounds(np.inf, limit, paced=False)
     assert [o.submodel for o in menu if o.seconds <= limit] == list(
@@ -97,15 +103,17 @@ def test_a_deadline_counts_the_whole_round() -> None:
 
 
 def test_the_smallest_is_affordable_if_none_is_quick_and_none_if_none_fits() -> None:
-    menu = make_offers(profile(), MENU, RECIPE, 0.6, RAW)
+    menu = make_offers(profile(), MENU, RECIPE, 0.6, UNENCODED)
     assert find_affordable(menu, Bounds(0.0, 0.0)) == (MENU[0],)
-    tight = make_offers(profile(memory=1000), MENU, RECIPE, 0.6, RAW)
+    tight = make_offers(profile(memory=1000), MENU, RECIPE, 0.6, UNENCODED)
     assert find_affordable(tight, Bounds()) == ()
 
 
 def test_memory_limits_the_affordable_submodels() -> None:
     half = int(cost(MENU[3], 32).memory / 0.6) + 1
-    given = find_affordable(make_offers(profile(memory=half), MENU, RECIPE, 0.6, RAW), Bounds())
+    given = find_affordable(
+        make_offers(profile(memory=half), MENU, RECIPE, 0.6, UNENCODED), Bounds()
+    )
     assert MENU[3] in given
     assert all(cost(s, 32).memory <= cost(MENU[3], 32).memory for s in given)
 
@@ -113,15 +121,15 @@ def test_memory_limits_the_affordable_submodels() -> None:
 def test_pace_is_per_step_with_epochs_and_per_round_with_fixed_steps() -> None:
     few = replace(CARD, examples=64)
     fleet = [
-        make_offers(profile(), MENU, RECIPE, 0.6, RAW),
-        make_offers(replace(profile(), data=few), MENU, RECIPE, 0.6, RAW),
+        make_offers(profile(), MENU, RECIPE, 0.6, UNENCODED),
+        make_offers(replace(profile(), data=few), MENU, RECIPE, 0.6, UNENCODED),
     ]
     full = fleet[0][-1]
     assert find_bounds(fleet, RECIPE, 1.5, 0) == Bounds(step=pytest.approx(1.5 * full.step)), (
         "who has few data does not hurry the other"
     )
     fixed = replace(RECIPE, steps=4)
-    fleet = [make_offers(profile(speed), MENU, fixed, 0.6, RAW) for speed in (1.0, 0.5)]
+    fleet = [make_offers(profile(speed), MENU, fixed, 0.6, UNENCODED) for speed in (1.0, 0.5)]
     assert find_bounds(fleet, fixed, 1.5, 0) == Bounds(seconds=pytest.approx(1.5 * 4 * full.step))
 
 
@@ -131,15 +139,17 @@ def test_a_quick_device_with_little_memory_does_not_set_the_pace() -> None:
     """
     small = int(cost(MENU[0], 32).memory / 0.6) + 1
     fleet = [
-        make_offers(profile(4.0, memory=small), MENU, RECIPE, 0.6, RAW),
-        make_offers(profile(1.0), MENU, RECIPE, 0.6, RAW),
+        make_offers(profile(4.0, memory=small), MENU, RECIPE, 0.6, UNENCODED),
+        make_offers(profile(1.0), MENU, RECIPE, 0.6, UNENCODED),
     ]
     assert [o.fits for o in fleet[0]] == [True] + [False] * 8
     allowed = find_bounds(fleet, RECIPE, 1.0, 0)
     assert allowed == Bounds(step=fleet[1][-1].step)
     assert [find_affordable(menu, allowed)[-1] for menu in fleet] == [MENU[0], MENU[-1]]
     assert (
-        find_bounds([make_offers(profile(memory=1000), MENU, RECIPE, 0.6, RAW)], RECIPE, 1.0, 0)
+        find_bounds(
+            [make_offers(profile(memory=1000), MENU, RECIPE, 0.6, UNENCODED)], RECIPE, 1.0, 0
+        )
         == Bounds()
     )
 
@@ -147,8 +157,8 @@ def test_a_quick_device_with_little_memory_does_not_set_the_pace() -> None:
 def test_earlier_rounds_correct_time_transfer_and_memory() -> None:
     shown = Standing(step=2.0, memory=1.5, rate=1e5, extra=0.25)
     before, after = (
-        make_offers(profile(uplink=1e6), MENU, RECIPE, 0.6, RAW)[0],
-        make_offers(profile(uplink=1e6), MENU, RECIPE, 0.6, RAW, shown)[0],
+        make_offers(profile(uplink=1e6), MENU, RECIPE, 0.6, UNENCODED)[0],
+        make_offers(profile(uplink=1e6), MENU, RECIPE, 0.6, UNENCODED, shown)[0],
     )
     assert after.step == 2 * before.step
     assert after.memory == pytest.approx(1.5 * before.memory, abs=1)
@@ -159,35 +169,38 @@ def test_earlier_rounds_correct_time_transfer_and_memory() -> None:
 
 def test_running_out_of_memory_bars_submodels_as_large() -> None:
     shown = Standing(setbacks=(Setback(MENU[4].name, "memory", 3, "ran out of memory"),))
-    menu = make_offers(profile(), MENU, RECIPE, 0.6, RAW, shown)
+    menu = make_offers(profile(), MENU, RECIPE, 0.6, UNENCODED, shown)
     barred = {o.submodel.name for o in menu if o.barred}
     assert barred == {o.submodel.name for o in menu if o.memory >= menu[4].memory}
     assert MENU[4].name in barred
     assert find_affordable(menu, Bounds())[-1].name not in barred
     proved = replace(shown, setbacks=(replace(shown.setbacks[0], proofs=0),))
-    assert not any(o.barred for o in make_offers(profile(), MENU, RECIPE, 0.6, RAW, proved))
+    assert not any(o.barred for o in make_offers(profile(), MENU, RECIPE, 0.6, UNENCODED, proved))
     nothing = Standing(setbacks=(Setback(MENU[0].name, "memory", 3, "ran out of memory"),))
-    assert find_affordable(make_offers(profile(), MENU, RECIPE, 0.6, RAW, nothing), Bounds()) == ()
+    assert (
+        find_affordable(make_offers(profile(), MENU, RECIPE, 0.6, UNENCODED, nothing), Bounds())
+        == ()
+    )
 
 
 def test_a_late_update_bars_submodels_as_slow_but_never_the_quickest() -> None:
     shown = Standing(setbacks=(Setback(MENU[4].name, "late", 3, "was late"),))
-    menu = make_offers(profile(), MENU, RECIPE, 0.6, RAW, shown)
+    menu = make_offers(profile(), MENU, RECIPE, 0.6, UNENCODED, shown)
     assert {o.submodel for o in menu if o.barred} == {
         o.submodel for o in menu if o.seconds >= menu[4].seconds
     }
     again = Standing(setbacks=(Setback(MENU[4].name, "late", 4, "was late", share=0.5),))
     assert {
-        o.submodel for o in make_offers(profile(), MENU, RECIPE, 0.6, RAW, again) if o.barred
+        o.submodel for o in make_offers(profile(), MENU, RECIPE, 0.6, UNENCODED, again) if o.barred
     } > {o.submodel for o in menu if o.barred}
     hopeless = Standing(setbacks=(Setback(MENU[0].name, "late", 4, "was late", share=0.01),))
-    assert find_affordable(make_offers(profile(), MENU, RECIPE, 0.6, RAW, hopeless), Bounds()) == (
-        MENU[0],
-    )
+    assert find_affordable(
+        make_offers(profile(), MENU, RECIPE, 0.6, UNENCODED, hopeless), Bounds()
+    ) == (MENU[0],)
 
 
 def test_agents_keep_their_submodel_in_close_cases() -> None:
-    menu = make_offers(profile(), MENU, RECIPE, 0.6, RAW)
+    menu = make_offers(profile(), MENU, RECIPE, 0.6, UNENCODED)
     ordered = sorted(menu, key=lambda o: o.step)
     mine, next_one = ordered[4], ordered[5]
     slightly = Bounds(step=mine.step * 0.97)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.assign.affordable_submodels import MARGIN, Offer, make_offers
+from coordinator.assign.affordable_submodels import MARGIN, UNENCODED, Offer, make_offers
 from coordinator.assign.agent_track_record import Standing, record_failure, record_late
 from coordinator.assign.decisions import (
     Candidate,
@@ -23,7 +23,6 @@ from coordinator.assign.submodel_pins import Pin
 from coordinator.settings.config import Config
 from coordinator.settings.config_tables import Assign, Fleet, Wire
 from federated.task import Profile, Recipe, Timing
-from federated.wire.codecs.raw import RAW
 from models.cost import cost
 from models.submodel import Submodel
 from tests.coordinator.assign.test_affordable_submodels import CARD, MENU
@@ -69,7 +68,7 @@ def test_reason_for_the_largest_submodel() -> None:
 
 def test_reasons_name_the_pace_or_the_deadline() -> None:
     slow = Candidate("slow", device("slow", 0.5))
-    own = make_offers(slow.profile, MENU, RECIPE, 0.6, RAW)
+    own = make_offers(slow.profile, MENU, RECIPE, 0.6, UNENCODED)
     fits, next_one = (
         [o for o in own if o.seconds <= 10.0][-1],
         next(o for o in own if o.seconds > 10.0),

@@ -27,6 +27,7 @@ from federated.wire import envelope, tensors, topics
 from federated.wire.chunks import GRANT_DELAY, slices, split
 from federated.wire.codecs.catalogue import find_codec
 from federated.wire.codecs.codec import encode_update
+from federated.wire.codecs.weights import encode_weights, pack_weights
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.messages import Chunk, Grant, Manifest
 from tests.support.scripted_coordinator import SMALL
@@ -182,6 +183,26 @@ def test_the_tensors_of_an_update_are_decoded_checked_and_measured(
     assert (found.header.agent, found.header.samples, found.header.tensors) == (AGENT, 10, {})
     assert found.header.notes == {"labels": [1], "loss": 1.0}
     assert found.changes == {"weights": pytest.approx(0.5 * math.sqrt(11))}
+
+
+def test_an_update_is_decoded_and_measured_with_encoded_weights(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """The device received w rounded to 1365/4096, and moved each entry by 0.5."""
+    third = {"w": np.full((2, 4), np.float32(1 / 3))}
+    path, encoded = tmp_path / "x.weights", encode_weights(third, "fp16")
+    path.write_bytes(b"".join(pack_weights({}, encoded, "fp16")))
+    moved = {"w": np.full((2, 4), np.float32(1365 / 4096 + 0.5))}
+    made = Update(RUN, 1, 1, AGENT, "train", SMALL, "r0", 10, 1, moved, {})
+    data = b"".join(encode_update(made, find_codec("raw"), {}))
+    check = TensorCheck("raw", 10**6, {"w": (2, 4)}, {"w": 1.0}, True, str(path), "fp16")
+    manifest = split(data, 1024, "t")
+    bench.receiver.obey(Receive(1, AGENT, manifest, str(bench.path), check), 0.0)
+    bench.send(*slices(manifest, data))
+    whole = bench.reports[-1]
+    assert isinstance(whole, Whole)
+    assert whole.examined is not None
+    assert whole.examined.changes == {"weights": 0.5 * math.sqrt(8)}
 
 
 @pytest.mark.parametrize("data", [encode_trained(60_000.0), encode_trained(1.0)[:-8], b"x" * 99])

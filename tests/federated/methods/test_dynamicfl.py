@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from coordinator.assign.affordable_submodels import make_offers
+from coordinator.assign.affordable_submodels import UNENCODED, make_offers
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import find_method
 from federated.methods.dynamicfl import SCORES, allot_branches
 from federated.task import Card, Profile, Task, Timing
 from federated.training.training_loop import open_session, train_session
-from federated.wire.codecs.raw import RAW
 from models.cost import BranchableLayer, branchable_layers, cost
 from models.layers.mergeable_branches import Branch, originals
 from models.menu import probes
@@ -98,7 +97,7 @@ def test_a_device_gets_the_most_branches_that_its_memory_and_its_pace_allow():
 
     def assign_with(memory):
         profile = Profile("a", "h", "s", 1.0, memory, 0.0, 1, "t", card, timings)
-        offered = make_offers(profile, menu, recipe, 1.0, RAW)
+        offered = make_offers(profile, menu, recipe, 1.0, UNENCODED)
         return METHOD.assign(
             state, profile, [o.submodel for o in offered if o.fits], np.random.default_rng(0)
         ).branches, [o.step for o in offered]
