@@ -1,5 +1,6 @@
 """`python -m benchmarks scale`: connect a thousand agents to one coordinator and one broker for
-twenty rounds, and measure the time, memory and processor time of each round.
+twenty rounds, then five thousand for a few, and measure the time, memory and processor time of each
+round.
 
 The agents are raw clients in this process, each with its own socket; coordinator and broker are
 real processes.
@@ -51,6 +52,7 @@ PATIENCE = 20.0  # further seconds without a round until the benchmark fails
 SAMPLE = 0.1  # seconds between samples of the coordinator's memory
 FEW_ROUNDS = 3  # of the small run for comparison
 HUNDRED_ROUNDS = 6  # of the run whose time per agent is compared
+LARGEST, LARGEST_ROUNDS = 5000, 5  # agents and rounds of the largest run, which is compared with it
 WORKER = "coordinator.update_workers.worker_process"  # in the command line of a worker
 MODEL = "preresnet-10"  # 20 MB; each agent holds an eighth of its width, 0.3 MB
 WHOLE = "w1-d1.1.1.1"  # its largest submodel
@@ -155,25 +157,44 @@ class Size:
         return SETTINGS | limits | ({"assign.submodels": {"*": WHOLE}} if self.whole else {})
 
 
-def measure(folder: Path, size: Size, say: Say) -> list[Row]:
-    """Run the benchmark, after small runs for comparison. Raises ConfigError if this machine allows
-    too few connections, FleetError if a process fails or the model does not consist of exactly the
-    requested updates.
+def measure(folder: Path, size: Size, largest: int, say: Say) -> list[Row]:
+    """Run the benchmark, with small runs for comparison.
+
+    largest: number of agents of a further run of few rounds; without one, at most those of `size`.
+
+    ConfigError: this machine allows too few connections. FleetError: a process fails, or a model
+        does not consist of exactly the requested updates.
     """
-    agents, rounds = size.agents, size.rounds
-    make_room(agents, say)
+    make_room(max(size.agents, largest), say)
     few = run_fleet(folder / "few", replace(size, agents=FEW, rounds=FEW_ROUNDS), say)
-    hundred = (
-        run_fleet(folder / "hundred", replace(size, agents=HUNDRED, rounds=HUNDRED_ROUNDS), say)
-        if agents > HUNDRED
-        else None
-    )
-    many = run_fleet(folder / "many", size, say)
-    check_updates(replay(folder / "many", RUN, 1), agents * rounds)
-    say(f"no update of {agents * rounds} is lost or counted twice; the model equals a replay's")
-    model = max(path.stat().st_size for path in (folder / "many" / RUN).glob("round-*.safetensors"))
+    hundred: Course | None = None
+    if max(size.agents, largest) > HUNDRED:
+        of_hundred = replace(size, agents=HUNDRED, rounds=HUNDRED_ROUNDS)
+        hundred = run_fleet(folder / "hundred", of_hundred, say)
+    sizes = [size]
+    if largest > size.agents:
+        sizes.append(replace(size, agents=largest, rounds=LARGEST_ROUNDS))
+    rows = list[Row]()
+    for one in sizes:
+        rows += measure_size(folder / str(one.agents), one, few, hundred, say)
+    return rows
+
+
+def measure_size(
+    folder: Path, size: Size, few: Course, hundred: Course | None, say: Say
+) -> list[Row]:
+    """Run one fleet, and compare it with those of few and of a hundred agents. Raises FleetError if
+    a process fails or an update is lost.
+    """
+    agents, requested = size.agents, size.agents * size.rounds
+    many = run_fleet(folder, size, say)
+    check_updates(replay(folder, RUN, 1), requested)
+    say(f"no update of {requested} is lost or counted twice; the model equals a replay's")
+    model = max(path.stat().st_size for path in (folder / RUN).glob("round-*.safetensors"))
     rows = make_rows(few, many, agents, model, limited=not size.whole)
-    return [*rows, compare_hundred(hundred, many, agents)] if hundred else rows
+    if hundred and agents > HUNDRED:
+        rows.append(compare_hundred(hundred, many, agents))
+    return rows
 
 
 def check_updates(found: ReplayResult, requested: int) -> None:
@@ -316,6 +337,15 @@ def read_turns(folder: Path, rounds: int, peaks: list[Sample]) -> tuple[Turn, ..
     help="number of rounds",
 )
 @click.option(
+    "--largest",
+    type=click.IntRange(min=0),
+    default=LARGEST,
+    show_default=True,
+    metavar="N",
+    help=f"number of agents of a further run of {LARGEST_ROUNDS} rounds; with 0, or no more than "
+    "--agents, there is none",
+)
+@click.option(
     "--workers",
     type=click.IntRange(min=0),
     default=Size.workers,
@@ -343,14 +373,15 @@ def read_turns(folder: Path, rounds: int, peaks: list[Sample]) -> tuple[Turn, ..
     metavar="DIR",
     help="keep the run and the logs in this folder",
 )
-def command(keep: Path | None, say: Say, **options: Any) -> list[Row]:
+def command(keep: Path | None, largest: int, say: Say, **options: Any) -> list[Row]:
     """Connect many agents to one coordinator.
 
-    Check that no update is lost, and print the times of a round and the memory. Each agent needs an
-    open file and a port of this machine: the limits are printed first.
+    Check that no update is lost, and print the times of a round and the memory, compared with those
+    of few agents. Each agent needs an open file and a port of this machine: the limits are printed
+    first.
     """
     size = Size(**options)
     if keep:
-        return measure(make_folder(keep), size, say)
+        return measure(make_folder(keep), size, largest, say)
     with tempfile.TemporaryDirectory(prefix="espalier-scale-") as folder:
-        return measure(Path(folder), size, say)
+        return measure(Path(folder), size, largest, say)

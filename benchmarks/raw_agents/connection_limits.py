@@ -45,14 +45,14 @@ class ConnectionLimits:
         if self.files is not None and self.files < needed:
             raise ConfigError(
                 f"a process may open {self.files:,} files, but {needed:,} are needed for "
-                f"{agents:,} agents: raise the limit (ulimit -Hn), or use fewer --agents"
+                f"{agents:,} agents: raise the limit (ulimit -Hn), or use fewer agents"
             )
         if self.ports is not None and self.ports < needed:
             raise ConfigError(
                 f"the system has {self.ports:,} ports for connections to one address, but "
                 f"{needed:,} are needed for {agents:,} agents: widen net.ipv4.{RANGE} "
                 f"(sysctl -w net.ipv4.{RANGE}='1024 65535' gives up to 64,512), or use fewer "
-                "--agents"
+                "agents"
             )
 
 

@@ -119,6 +119,31 @@ def test_twenty_agents_lose_nothing_and_a_record_that_was_changed_is_noticed(
         assert (changed.equal, changed.foreign) == (equal, foreign)
 
 
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.processes
+@pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed")
+@pytest.mark.usefixtures("forked_commands")
+@pytest.mark.parametrize(
+    ("largest", "measured", "compared"),
+    [(6, {"4", "6"}, {"6"}), (4, {"4"}, set[str]()), (0, {"4"}, set[str]())],
+)
+def test_the_time_of_an_agent_of_the_largest_run_is_compared_in_the_same_measurement(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    largest: int,
+    measured: set[str],
+    compared: set[str],
+) -> None:
+    for module in (scale, fleet_rows):
+        monkeypatch.setattr(module, "HUNDRED", 4)
+    rows = scale.measure(tmp_path, scale.Size(4, 1), largest, lambda line: None)
+    assert {row.name.partition(" agents, ")[0] for row in rows} == measured
+    growth = {row.name.partition(" ")[0]: row for row in rows if "growth (ms)" in row.name}
+    assert growth.keys() == compared
+    assert all(row.limit.name == "4 agents" for row in growth.values())
+
+
 def read_weights(runs: Path) -> dict[str, torch.Tensor]:
     with closing(Store.open(runs, scale.RUN, read_only=True)) as store:
         last = store.read_last()
