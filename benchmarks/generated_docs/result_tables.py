@@ -22,7 +22,8 @@ __all__ = ["drop_measured", "list_results", "list_summaries"]
 EXPLANATION = (
     "The ratio is the peer's median, or the limit's, divided by ours. Above 1, ours needs less "
     "time, memory or bytes, or has the smaller error. The goals are the least ratios that the "
-    "project aims for. A `+` after the commit means that other files than results and documentation had changed since."
+    "project aims for. A `+` after the commit means that other files than results and "
+    "documentation had changed since."
 )
 
 
