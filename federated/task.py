@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,6 +46,7 @@ __all__ = [
     "count_parts",
     "heartbeat_interval",
     "heartbeat_pause",
+    "is_heartbeat_due",
 ]
 
 # seconds between an agent's heartbeats, and the shortest such interval; after three missed ones the
@@ -385,6 +387,16 @@ def heartbeat_interval(lease: float, least: float = 0.0) -> float:
     unless it is very short. least: of the run (see `Run.heartbeat`).
     """
     return max(least, min(HEARTBEAT, max(QUICKEST, lease / 5)) if lease else HEARTBEAT)
+
+
+def is_heartbeat_due(name: str, last: float, now: float, interval: float) -> bool:
+    """Return whether an agent whose activity did not change sends a heartbeat: once in each
+    interval, at an instant that depends on its name. Otherwise all agents that a coordinator or a
+    round started together would go on to send theirs together, and a broker with a limit of
+    messages per second would drop many. last: time of the last heartbeat.
+    """
+    phase = zlib.crc32(name.encode()) / 2**32
+    return math.floor(now / interval - phase) > math.floor(last / interval - phase)
 
 
 def heartbeat_pause(least: float) -> float:

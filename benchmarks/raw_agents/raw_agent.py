@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.raw_agents.updates import CARD, Array, encode, learn, make_update
-from federated.task import Profile, Task, Timing, Update, heartbeat_interval, heartbeat_pause
+from federated.task import (
+    Profile,
+    Task,
+    Timing,
+    Update,
+    heartbeat_interval,
+    heartbeat_pause,
+    is_heartbeat_due,
+)
 from federated.trainer_capabilities import CAPABILITIES
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import Receiver, Sender, split
@@ -326,10 +334,12 @@ class RawAgent:
             else "idle"
         )
         lease = self.task.lease if self.task is not None and state != "idle" else 0.0
-        pace = heartbeat_interval(lease, self.card.heartbeat)
-        if state != self.state:
-            pace = heartbeat_pause(self.card.heartbeat)
-        if now - self.beaten > pace:
+        least = self.card.heartbeat
+        if (
+            is_heartbeat_due(self.name, self.beaten, now, heartbeat_interval(lease, least))
+            if state == self.state
+            else now - self.beaten > heartbeat_pause(least)
+        ):
             self.beaten, self.state = now, state
             number = self.task.round if self.task is not None else 0
             beat = messages.Heartbeat(

@@ -28,7 +28,7 @@ from federated.device.agent_state import (
     remove,
 )
 from federated.safe_text import make_safe
-from federated.task import Task, heartbeat_interval, heartbeat_pause
+from federated.task import Task, heartbeat_interval, heartbeat_pause, is_heartbeat_due
 from federated.wire.messages import Failure, Heartbeat, Status
 
 __all__ = ["REMEMBERED", "drop", "fail", "make_status", "proceed", "send_heartbeat"]
@@ -90,10 +90,14 @@ def send_heartbeat(a: AgentState, e: Ticked, out: list[AgentAction]) -> AgentSta
     of its task, and on the size of the fleet.
     """
     one, doing, least = find_active(a), describe_activity(a), a.card.heartbeat
-    pace = heartbeat_interval(one.task.lease if one is not None else 0.0, least)
-    if doing != a.beaten[1]:
-        pace = heartbeat_pause(least)
-    if not a.online or a.over or a.now - a.beaten[0] < pace:
+    interval = heartbeat_interval(one.task.lease if one is not None else 0.0, least)
+    last, known = a.beaten
+    due = (
+        is_heartbeat_due(a.name, last, a.now, interval)
+        if doing == known
+        else a.now - last >= heartbeat_pause(least)
+    )
+    if not a.online or a.over or not due:
         return a
     round, work, (step, steps) = 0, "", (e.chunks, 0)
     if one is not None and one.stage == "training":
