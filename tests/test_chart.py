@@ -1,4 +1,8 @@
-"""The Helm chart in deploy/chart: its values and its manifests."""
+"""The Helm chart in deploy/chart: its values and its manifests.
+
+The tests of manifests need `helm`, which is no Python package, and are skipped without it. They use
+`kubernetes-validate` in place of kubeconform: it contains the schemas, so nothing is downloaded.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,15 @@ from benchmarks.capacity.measured_points import MEMORY, Line, MeasuredPoints
 from benchmarks.capacity.needs import BrokerTraffic, FleetNeeds, FleetPlan
 from benchmarks.comparison.result import format_value
 
-__all__ = ["LEFT_OUT", "Estimate", "format_estimate", "list_doubts"]
+__all__ = [
+    "LEFT_OUT",
+    "Estimate",
+    "format_estimate",
+    "list_costs",
+    "list_doubts",
+    "list_lines",
+    "list_needs",
+]
 
 LEFT_OUT = (
     "All agents took part in the measured rounds. The time to choose some of many is left out.",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks.generated_docs.capacity_tables import list_capacity, list_fleet_sizes
 from benchmarks.generated_docs.catalogue_tables import (
     list_codecs,
     list_data,
@@ -36,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 # name in the page's markers -> page, function that renders the table
 TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "broker profiles": ("docs/broker.md", list_profiles),
+    "capacity": ("docs/benchmarks.md", list_capacity),
     "capabilities": ("docs/protocol.md", list_capabilities),
     "codecs": ("docs/operations.md", list_codecs),
     "data sets": ("docs/data.md", list_data),
@@ -43,6 +45,7 @@ TABLES: Mapping[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "event readers": ("docs/operations.md", list_readers),
     "examples": ("docs/protocol.md", list_examples),
     "fault campaigns": ("docs/broker.md", list_campaigns),
+    "fleet sizes": ("docs/benchmarks.md", list_fleet_sizes),
     "faults": ("benchmarks/results/faults.md", list_faults),
     "laws": ("docs/laws.md", list_laws),
     "layouts": ("docs/protocol.md", list_layouts),
