@@ -2,7 +2,7 @@
 
 Callers pass the time as `now`, in seconds. A broker acknowledges that it has a message, never that
 the receiver has it. So the receiver reports the chunks that it has in a bitmap. The sender stays at
-most 12 chunks ahead of that bitmap and repeats the chunks that it lacks.
+most 16 chunks ahead of that bitmap and repeats the chunks that it lacks.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ except ImportError:  # there is no wheel for this processor
 
 __all__ = ["WINDOW", "Receiver", "Sender", "slices", "split"]
 
-# largest number of chunks in flight; those of all agents wait in a busy receiver's memory, and the
-# 16 that the protocol allows are no faster
-WINDOW = 12
+WINDOW = 16  # largest number of chunks in flight
 GRANT_CHUNKS = 8  # unacknowledged chunks after which the receiver sends its bitmap
 GRANT_DELAY = 1.0  # seconds after the first of fewer chunks until it sends the bitmap
 STALL = (

@@ -26,13 +26,12 @@ from federated.system.disk_sync import sync
 from federated.system.file_locks import lock_path, unlock_path
 from federated.system.file_mapping import release_pages
 from federated.wire import envelope, messages, topics
-from federated.wire.chunks import slices
+from federated.wire.chunks import WINDOW, slices
 from federated.wire.link import CHUNK, Link
 from federated.wire.partial_file import HAVE, PART, PartialFile
 
 __all__ = ["Download", "RetainedBlob", "publish", "withdraw"]
 
-REQUESTED = 16  # largest number of chunks that are requested at a time
 # seconds without a new chunk before the missing ones are requested again; twice as many each time
 # after that: a broker that is busy with thousands of agents would send the same chunks again
 PATIENCE, MOST_PATIENCE = 5.0, 60.0
@@ -45,7 +44,7 @@ def publish(link: Link, base: str, manifest: messages.Manifest, data: memoryview
     """
     for chunk in slices(manifest, data) if not manifest.url else ():
         link.publish(topics.chunk(base, chunk.index), envelope.encode(chunk), retain=True)
-        if chunk.index % REQUESTED == 0:
+        if chunk.index % WINDOW == 0:
             release_pages(data, chunk.index * manifest.chunk)
     link.publish(topics.manifest(base), envelope.encode(manifest), retain=True)
 
@@ -287,7 +286,7 @@ class Download:
             self._arrived.clear()
         more = {
             index: topics.chunk(self.blob.base, index)
-            for index in self._partial.missing[:REQUESTED]
+            for index in self._partial.missing[:WINDOW]
             if index not in self._requested
         }
         if more:
@@ -295,15 +294,14 @@ class Download:
             self.link.subscribe(*more.values())
 
     def _advance(self, partial: PartialFile, index: int) -> None:
-        """Store the bitmap from time to time, and request more once half of the chunks that were
-        requested are left. Several subscriptions share a message, since each message takes as long
-        as a small chunk.
+        """Store the bitmap from time to time, and request more once half a window is left. Several
+        subscriptions share a message, since each message takes as long as a small chunk.
         """
         if partial.is_grant_due(self.progressed):
             self.save()
         if (topic := self._requested.pop(index, None)) is not None:
             self._arrived.append(topic)
-        if len(self._requested) <= REQUESTED // 2:
+        if len(self._requested) <= WINDOW // 2:
             self._request_missing()
 
     def _finish(self, partial: PartialFile) -> bool:
