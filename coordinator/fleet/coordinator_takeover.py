@@ -93,8 +93,7 @@ class Leadership:
                 log.warning(
                     "the broker acknowledges messages, but has not returned the run's card to this "
                     "coordinator for %.0f s: agents may get nothing either. Check it with "
-                    "coordinator doctor --broker ADDRESS. If messages do not arrive, update the "
-                    "broker, or restart it without its stored messages",
+                    "coordinator doctor --broker ADDRESS",
                     UNRETURNED * CARD_PATIENCE,
                 )
 

@@ -216,6 +216,7 @@ class MessageLoop:
         if ticking := self._may_tick(uptime, delivery):
             self._ticked = uptime
             self.publish(LoopTurned())
+        if ticking and self._connected:
             for topic, refused in self._reception.follow_uploads(self.run.run):
                 self._reject(topic, refused)
             self._end_departures(now)
@@ -251,14 +252,14 @@ class MessageLoop:
     def _follow_store(self) -> None:
         """Stop the clock while a store cannot be reached, which must not make agents late."""
         lost = urls.lost if (urls := self.endpoint.slots.urls) is not None else ""
-        if bool(lost) == bool(self._store_lost):
+        if lost == self._store_lost or not self._connected:
             return
-        if isinstance(self.clock, RunClock):
-            (self.clock.stop if lost else self.clock.start)("store")
         if not lost:
             self.driver.handle(on.TransfersRestored(self.clock()))
             if self.driver.stalled:
                 return
+        if isinstance(self.clock, RunClock):
+            (self.clock.stop if lost else self.clock.start)("store")
         self._store_lost = lost
         self.publish(LinkChanged(lost, "store"))
 

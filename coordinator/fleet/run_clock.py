@@ -26,6 +26,7 @@ class RunClock:
         self._last, self._seconds = clock(), 0.0
         self._stopped = set[str]()  # why it is stopped
         self.lost = 0.0  # seconds that passed and were not counted
+        self._earlier = 0.0  # seconds of earlier processes
 
     def __call__(self) -> float:
         last, self._last = self._last, self._clock()
@@ -35,8 +36,8 @@ class RunClock:
         return self._seconds
 
     def measure_all(self) -> float:
-        """Return the seconds since any origin with those that do not count."""
-        return self() + self.lost
+        """Return the seconds of this process, with those that do not count."""
+        return self() + self.lost - self._earlier
 
     def stop(self, reason: str) -> None:
         """Stop while agents cannot send or transfer anything, so that none becomes late."""
@@ -50,7 +51,8 @@ class RunClock:
 
     def resume(self, seconds: float) -> None:
         """Continue from the reading of an earlier process."""
-        self._seconds = max(self._seconds, seconds)
+        before, self._seconds = self._seconds, max(self._seconds, seconds)
+        self._earlier += self._seconds - before
 
 
 class TimeShare:

@@ -19,6 +19,8 @@ from federated.safe_text import make_safe
 __all__ = ["Bucket", "ObjectStore", "StoreAway", "StoreFailure"]
 
 PIECE = 1 << 20  # bytes that are read at a time
+TIMEOUT, ATTEMPTS = 30.0, 2  # seconds for an answer, and attempts
+PROBE_TIMEOUT = 2.5  # seconds
 REGION = "us-east-1"  # of stores that have none
 RIGHTS = "s3:ListBucket, s3:GetObject, s3:PutObject and s3:DeleteObject"
 # what an error code of S3 means for those who configure the store
@@ -32,6 +34,8 @@ REMEDIES = {
     "RequestTimeTooSkewed": "correct the clock of this machine",
     "SignatureDoesNotMatch": "correct the credentials (AWS_SECRET_ACCESS_KEY)",
 }
+# statuses of a client's requests that the store may accept later
+PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 NO_CREDENTIALS = (
     "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or configure another source "
     "of the AWS SDK"
@@ -81,6 +85,7 @@ class ObjectStore:
             self._client = make_client(bucket, bucket.endpoint)
             public = bucket.public
             self._signer = make_client(bucket, public) if public else self._client
+            self._prober = make_client(bucket, bucket.endpoint, PROBE_TIMEOUT, attempts=1)
 
     def put(self, key: str, path: Path) -> None:
         """Store a file. Raises OSError if it cannot be read."""
@@ -106,6 +111,13 @@ class ObjectStore:
                 for one in page.get("Contents", ()):
                     found[one["Key"].removeprefix(prefix)] = int(one["Size"])
         return found
+
+    def probe(self) -> None:
+        """Raise StoreFailure if the store does not list objects within a few seconds."""
+        with self._explaining():
+            self._prober.list_objects_v2(
+                Bucket=self.bucket.name, Prefix=self.bucket.prefix, MaxKeys=1
+            )
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects, if they are there."""
@@ -149,7 +161,8 @@ class ObjectStore:
             raise StoreFailure(f"{self.bucket.shown}: {NO_CREDENTIALS} ({error})") from error
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            kind = StoreAway if status >= HTTPStatus.INTERNAL_SERVER_ERROR else StoreFailure
+            away = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in PASSING
+            kind = StoreAway if away else StoreFailure
             raise kind(f"{self.bucket.shown}: {describe(error.response)}") from error
         except (ConnectionError, HTTPClientError) as error:  # it names the address
             raise StoreAway(make_safe(f"{self.bucket.shown}: {error}")) from error
@@ -157,7 +170,10 @@ class ObjectStore:
             raise StoreFailure(make_safe(f"{self.bucket.shown}: {error}")) from error
 
 
-def make_client(bucket: Bucket, endpoint: str) -> Any:
+def make_client(
+    bucket: Bucket, endpoint: str, timeout: float = TIMEOUT, attempts: int = ATTEMPTS
+) -> Any:
+    """Return a client. timeout: seconds to connect, and for each answer."""
     import botocore.config
     import botocore.session
 
@@ -166,9 +182,9 @@ def make_client(bucket: Bucket, endpoint: str) -> Any:
         signature_version="s3v4",
         # stores at an address of their own often have no name for each bucket
         s3={"addressing_style": "path" if endpoint else "auto"},
-        connect_timeout=3,  # a lost store must be noticed before leases of 10 s end
-        read_timeout=10,
-        retries={"mode": "standard", "max_attempts": 2},
+        connect_timeout=timeout,
+        read_timeout=timeout,
+        retries={"mode": "standard", "total_max_attempts": attempts},
         # other stores than Amazon's do not know its newer checksums; digests are checked anyway
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

@@ -21,7 +21,7 @@ class StoreThread:
 
     work: returns the seconds until it is called again anyway; None: not before `wake`. After a
         StoreFailure or an OSError it is called again later.
-    lost: why the last attempt failed, if the store did not do as asked; empty: it did.
+    lost: why the store failed in the last attempts, at least two in a row; empty: it did not.
     """
 
     def __init__(self, name: str, work: Callable[[], float | None]) -> None:
@@ -51,13 +51,15 @@ class StoreThread:
             try:
                 pause = self._work()
             except Exception as error:  # otherwise nobody would know that the thread ended
-                # without room on this disk, for example, the store is not lost
-                self.lost = str(error) if isinstance(error, StoreFailure) else ""
-                if not wait and not self.lost:
-                    trace = None if isinstance(error, OSError) else error
+                expected = isinstance(error, StoreFailure | OSError)
+                self.lost = str(error) if wait and isinstance(error, StoreFailure) else ""
+                if not wait:
+                    trace = None if expected else error
                     log.warning("%s: %s; trying again", self._name, error, exc_info=trace)
                 wait = min(2 * wait or FIRST_WAIT, LONGEST_WAIT)
                 self._closed.wait(wait)
                 continue
+            if wait:
+                log.warning("%s: the store works again", self._name)
             wait, self.lost = 0.0, ""
             self._woken.wait(pause)

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from coordinator.http_transfers.object_store import Bucket, ObjectStore, StoreAway, StoreFailure
+from coordinator.http_transfers.store_thread import StoreThread
 from coordinator.http_transfers.stored_updates import StoredUpdates
 from coordinator.http_transfers.stored_weights import StoredWeights
 from coordinator.http_transfers.transfer_urls import find_origin
@@ -35,6 +36,9 @@ EXAMPLE = "s3://BUCKET or s3://BUCKET/PREFIX"
 CHECK = "check"  # key of an object that exists while the store is checked
 CHECKED = b"check"
 CHECK_EXPIRY = 60
+# seconds between two probes of the store. A store that does not answer is lost after two of them
+# (`StoreThread`) and their timeouts: within the shortest lease, which does not run then.
+LOOK = 2.0
 
 
 class StoreTransfers:
@@ -55,10 +59,18 @@ class StoreTransfers:
         self.origin = find_origin(store.sign_get(CHECK, CHECK_EXPIRY))
         self._weights = StoredWeights(store, spool, expiry, leads)
         self._updates = StoredUpdates(store, spool, expiry, leads)
+        self._probe = StoreThread("probe of the store", self._look)
+        self._probe.start()
 
     @property
     def lost(self) -> str:
-        return self._weights.lost or self._updates.lost
+        return self._probe.lost
+
+    def _look(self) -> float:
+        """Try whether the store works, if agents need it."""
+        if self._weights.wanted:
+            self._store.probe()
+        return LOOK
 
     def find_weights(self, sha256: str) -> str:
         try:
@@ -82,6 +94,7 @@ class StoreTransfers:
 
     def close(self) -> None:
         """End what is under way."""
+        self._probe.close()
         self._weights.close()
         self._updates.close()
 
@@ -181,9 +194,8 @@ def check_signatures(store: ObjectStore) -> None:
     try:
         PartUpload(access, {url: memoryview(CHECKED)}, "a check").transfer_once()
     except (OSError, WireError) as error:
-        raise StoreFailure(
-            f"{store.bucket.shown}: an upload at a signed address fails: {error}"
-        ) from error
+        kind = StoreAway if isinstance(error, OSError) else StoreFailure
+        raise kind(f"{store.bucket.shown}: an upload at a signed address fails: {error}") from error
     if (found := b"".join(store.read(CHECK))) != CHECKED:
         raise StoreFailure(f"{store.bucket.shown}: expected what was stored, found {found[:20]!r}")
     try:

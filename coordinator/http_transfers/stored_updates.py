@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path, PurePosixPath
 
-from coordinator.http_transfers.object_store import ObjectStore, StoreAway, StoreFailure
+from coordinator.http_transfers.object_store import ObjectStore, StoreFailure
 from coordinator.http_transfers.store_thread import StoreThread
 from federated.wire.messages import MAX_PARTS, Grant, Manifest, Part
 
@@ -29,6 +29,7 @@ FOLDER = "updates/"
 SMALLEST = 1 << 20  # bytes of a part, except the last one
 MOST = 64  # parts of an update
 LOOK = 1.0  # seconds between two looks into the store while updates are expected
+FAILURES = 3  # times that the store may fail to return a part
 # seconds until what nobody expects is removed: after a restart, agents offer their updates again
 STRAY = 60.0
 STRAY_LOOK = 10.0  # seconds between looks while there is only that
@@ -42,12 +43,14 @@ class Expected:
     path: the file that its bytes are appended to. Removing it ends the permission.
     folder: of its parts, in the store.
     seen: numbers of the parts that are in the store.
+    failures: times in a row that the store did not return the next part.
     """
 
     manifest: Manifest
     path: Path
     folder: str
     seen: set[int] = field(default_factory=set)
+    failures: int = 0
 
     @property
     def part(self) -> int:
@@ -113,11 +116,6 @@ class StoredUpdates:
         with self._lock:
             self._expected.pop(place, None)
 
-    @property
-    def lost(self) -> str:
-        """Why the store failed when it was tried last; empty: it did not."""
-        return self._thread.lost
-
     def close(self) -> None:
         self._thread.close()
 
@@ -128,7 +126,7 @@ class StoredUpdates:
             return None
         with self._lock:
             expected = dict(self._expected)
-        if not expected and not self._strays and not self.lost:
+        if not expected and not self._strays:
             return None
         found = self._store.list(FOLDER)
         for place, one in expected.items():
@@ -139,17 +137,24 @@ class StoredUpdates:
                 whole = self._collect(one, mine)
             except FileNotFoundError:  # not expected any more
                 whole = True
-            except StoreAway:
-                raise
-            except StoreFailure as error:  # about a part that nobody can read: it is sent again
-                log.warning("removing parts of an update: %s", error)
-                self._store.delete(mine)
+            except StoreFailure as error:  # the other updates can be collected
+                self._count_failure(one, error)
                 whole = False
             if whole:
                 self._forget(place, one)
                 self._store.delete(mine)
         self._remove_strays(found)
         return LOOK if expected else STRAY_LOOK
+
+    def _count_failure(self, one: Expected, error: StoreFailure) -> None:
+        """Remove the next part of an update, so that its agent sends it again, if the store failed
+        to return it several times in a row.
+        """
+        one.failures += 1
+        if one.failures == FAILURES:
+            one.failures, key = 0, one.name(one.count())
+            log.warning("removing %s, which the store does not return: %s", key, error)
+            self._store.delete([key])
 
     def _forget(self, place: PurePosixPath, one: Expected) -> None:
         with self._lock:
@@ -168,6 +173,7 @@ class StoredUpdates:
             key = one.name(number)
             if not self._append(one, number):
                 log.warning("removed a part of another size than allowed: %s", key)
+            one.failures = 0
             one.seen.discard(number)  # the coordinator may start the file over at any time
             if not self._may_go_on():
                 return False

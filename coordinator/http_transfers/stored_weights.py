@@ -23,9 +23,7 @@ __all__ = ["StoredWeights"]
 log = logging.getLogger(__name__)
 
 FOLDER = "weights/"
-# seconds between two looks for weights that the store has lost, and for the store itself; shorter
-# than the shortest lease, which does not run while the store is away
-LOOK = 3.0
+LOOK = 10.0  # seconds between two looks for weights that the store has lost
 
 
 @dataclass
@@ -89,9 +87,9 @@ class StoredWeights:
                 self._thread.wake()
 
     @property
-    def lost(self) -> str:
-        """Why the store failed when it was tried last; empty: it did not."""
-        return self._thread.lost
+    def wanted(self) -> bool:
+        """Whether agents may download weights."""
+        return bool(self._wanted)
 
     def close(self) -> None:
         self._thread.close()

@@ -38,6 +38,9 @@ __all__ = [
 ]
 
 ENCODED = "encoded/"
+# most bytes of what a device decompresses, whatever size the task claims: of any file, and more for
+# each byte of the file. Trained weights compress to a half.
+SMALL, RATIO = 1 << 20, 64
 
 
 def list_weights_codecs() -> tuple[str, ...]:
@@ -98,7 +101,8 @@ def decode_weights(buffer: bytes | memoryview, codec: str, most: int) -> Tensors
         )
     if compression := CODECS[codec].compression:
         # the table of tensors is longer by the prefixes, but shorter than all values
-        buffer = compression.decompress(buffer, 2 * most)
+        most = min(2 * most, SMALL + RATIO * len(buffer))
+        buffer = compression.decompress(buffer, most)
     _, sent = tensors.decode(buffer)
     return decode_arrays(sent, codec)
 
