@@ -14,14 +14,14 @@ from coordinator.http_transfers.configured_transfers import open_transfers
 from coordinator.http_transfers.store_transfers import parse_bucket
 from coordinator.settings.config import load
 from coordinator.settings.service_tables import Http
-from federated.errors import ConfigError
+from federated.errors import ConfigError, EspalierError, LinkError
 
 LOCAL = {"http.store": "s3://fleet", "http.endpoint": "http://127.0.0.1:1"}
 
 
-def refuse(settings: dict[str, Any], folder: Path) -> str:
+def refuse(settings: dict[str, Any], folder: Path, kind: type[EspalierError] = ConfigError) -> str:
     config = load(None, {}, [("name", "r"), *settings.items()])
-    with pytest.raises(ConfigError) as caught, open_transfers(config, folder, print):
+    with pytest.raises(kind) as caught, open_transfers(config, folder, print):
         pass
     return str(caught.value)
 
@@ -57,9 +57,11 @@ def test_missing_credentials_are_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_store_that_cannot_be_reached_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It may return, so the exit code does not tell a service manager to give up."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    assert "http://127.0.0.1:1" in refuse(LOCAL, tmp_path)
+    assert "http://127.0.0.1:1" in refuse(LOCAL, tmp_path, LinkError)
+    assert LinkError.exit_code != ConfigError.exit_code
 
 
 @pytest.mark.parametrize(
