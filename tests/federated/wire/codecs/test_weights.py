@@ -111,7 +111,7 @@ def test_a_cut_file_is_rejected(codec: str) -> None:
 def test_compressed_weights_that_are_too_large_are_not_decompressed() -> None:
     bomb = {"w": np.zeros((1024, 1024), np.float32)}
     assert len(pack(bomb, "fp16-zstd")) < 1024
-    with pytest.raises(Malformed, match="expected a frame of 1 to 1[0-9]{6} bytes, found 2097"):
+    with pytest.raises(Malformed, match=r"expected a frame of 1 to 1[0-9]{6} bytes, found 2097"):
         decode_weights(pack(bomb, "fp16-zstd"), "fp16-zstd", 1 << 40)
     with pytest.raises(Malformed, match="expected a frame of 1 to 200000 bytes"):
         decode_weights(pack(bomb, "fp16-zstd"), "fp16-zstd", 100_000)
