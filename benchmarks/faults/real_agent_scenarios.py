@@ -55,6 +55,7 @@ HTTP: dict[str, object] = {"broker.profile": "rabbitmq", "http.listen": "127.0.0
 SITE = "site"  # name of the gateway
 COMBINED = "combined the train updates"  # in what a gateway says
 DISK = 16 << 20  # bytes of the spool's file system
+LASTING = 0.7  # seconds; the rounds of two agents that train last longer, also on a fast machine
 
 
 @functools.cache
@@ -136,7 +137,7 @@ def kill_agent(trial: Trial) -> None:
         trial.record_fault()
         start_agent(trial, agents[victim])
 
-    break_later(trial, cause_fault, trial.rng.uniform(0, 1.5))
+    break_later(trial, cause_fault, trial.rng.uniform(0, LASTING))
 
 
 def fill_agent_disk(trial: Trial) -> None:
